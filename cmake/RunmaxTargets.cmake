@@ -1,0 +1,27 @@
+# What every target of the project shares. No CMAKE_*_FLAGS are touched, so that a project which
+# adds runmax as a subdirectory keeps its own.
+
+add_library(runmax_options INTERFACE)
+target_compile_features(runmax_options INTERFACE cxx_std_20 c_std_11)
+# Fused multiply-adds are written by hand, so that results do not depend on the compiler's mood.
+target_compile_options(runmax_options INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -ffp-contract=off>)
+if(RUNMAX_WERROR)
+  target_compile_options(runmax_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
+endif()
+if(RUNMAX_SANITIZE)
+  target_compile_options(runmax_options INTERFACE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${RUNMAX_SANITIZE} -fno-omit-frame-pointer -g>)
+  target_link_options(runmax_options INTERFACE -fsanitize=${RUNMAX_SANITIZE})
+endif()
+
+# A layer of the library: object files that only librunmax links.
+function(runmax_layer name)
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(${name} PRIVATE runmax_options)
+  target_include_directories(${name} PRIVATE
+    ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+endfunction()
