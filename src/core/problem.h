@@ -32,10 +32,10 @@ struct Problem {
   int64_t total_q = 0;   // tokens over all sequences: batch * q_len when dense
   int64_t total_kv = 0;  // likewise
 
-  double scale = 0;                    // resolved: 1/sqrt(head_dim) when not given
-  int64_t window_left = kUnbounded;    // resolved
-  int64_t window_right = kUnbounded;   // resolved; causal makes it min(window_right, 0)
-  int64_t num_partials = 0;            // merge: n
+  double scale = 0;                   // resolved: 1/sqrt(head_dim) when not given
+  int64_t window_left = kUnbounded;   // resolved
+  int64_t window_right = kUnbounded;  // resolved; causal makes it min(window_right, 0)
+  int64_t num_partials = 0;           // merge: n
 
   bool has(uint64_t flag) const { return (raw.flags & flag) != 0; }
   static bool present(const runmax_tensor& tensor) { return tensor.dtype != RUNMAX_DTYPE_NONE; }

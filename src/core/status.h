@@ -58,10 +58,10 @@ class [[nodiscard]] Result {
 };
 
 // Returns from the enclosing function when `expression` is not OK.
-#define RUNMAX_RETURN_IF_ERROR(expression)             \
-  do {                                                 \
-    ::runmax::Status status_ = (expression);           \
-    if (!status_.is_ok()) return status_;              \
+#define RUNMAX_RETURN_IF_ERROR(expression)   \
+  do {                                       \
+    ::runmax::Status status_ = (expression); \
+    if (!status_.is_ok()) return status_;    \
   } while (false)
 
 }  // namespace runmax

@@ -20,8 +20,9 @@ int64_t element_count(const runmax_tensor& tensor);
 // Contiguous, row-major.
 runmax_tensor make_tensor(runmax_dtype dtype, std::initializer_list<int64_t> shape);
 
-// Byte range [begin, end) that the elements cover, relative to the pointer (begin <= 0 with negative
-// strides). Empty tensors: {0, 0}. Call only on tensors whose extent validate() has checked.
+// Byte range [begin, end) that the elements cover, relative to the pointer (begin <= 0 with
+// negative strides). Empty tensors: {0, 0}. Call only on tensors whose extent validate() has
+// checked.
 struct ByteExtent {
   int64_t begin;
   int64_t end;

@@ -1,5 +1,5 @@
-// The workspace ledger: kernels book named parts at plan time, one total is asked of the caller, and
-// execution takes the parts back by the same name. Size query and use are the same code.
+// The workspace ledger: kernels book named parts at plan time, one total is asked of the caller,
+// and execution takes the parts back by the same name. Size query and use are the same code.
 #pragma once
 
 #include <cstddef>
