@@ -9,10 +9,12 @@ target_compile_options(runmax_options INTERFACE
 if(RUNMAX_WERROR)
   target_compile_options(runmax_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
 endif()
+
+# A sanitizer has to see the whole build: every target from here on.
 if(RUNMAX_SANITIZE)
-  target_compile_options(runmax_options INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${RUNMAX_SANITIZE} -fno-omit-frame-pointer -g>)
-  target_link_options(runmax_options INTERFACE -fsanitize=${RUNMAX_SANITIZE})
+  add_compile_options(-fsanitize=${RUNMAX_SANITIZE} -fno-sanitize-recover=all
+    -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${RUNMAX_SANITIZE})
 endif()
 
 # A layer of the library: object files that only librunmax links.
