@@ -1,0 +1,300 @@
+// The length sweep of the demo: time and peak extra memory of exact attention over growing
+// sequences, tiled (runmax) against plain (the score matrix written to memory), as a table and as a
+// chart. Every point is measured in a process of its own.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "measure.h"
+#include "plain.h"
+#include "svg.h"
+#include "tiled.h"
+
+namespace runmax::demo {
+namespace {
+
+constexpr int64_t kShortest = 1024;
+constexpr double kBudget = 2.0 * 1024 * 1024 * 1024;  // of the plain computation
+constexpr uint64_t kSeed = 1;
+
+struct Options {
+  int64_t max_length = 65536;
+  double seconds = 120;
+  int threads = 0;
+  bool peak_memory = false;
+  std::string svg;
+  std::string note;
+};
+
+std::string bytes_text(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1023.5 && unit < 4) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, bytes < 9.95 && unit > 0 ? 1 : 0, units[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 0.0995) return fmt::format("{:.1f} ms", seconds * 1e3);
+  if (seconds < 0.9995) return fmt::format("{:.0f} ms", seconds * 1e3);
+  return fmt::format("{:.{}f} s", seconds, seconds < 99.5 ? 1 : 0);
+}
+
+// Standard normal numbers, the same on every machine (xorshift and Box-Muller).
+std::vector<float> random_tensor(int64_t elements, uint64_t seed) {
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
+  const auto uniform = [&state] {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (static_cast<double>(state >> 11) + 0.5) * 0x1p-53;
+  };
+  std::vector<float> values(static_cast<size_t>(elements));
+  for (float& value : values) {
+    const double radius = std::sqrt(-2 * std::log(uniform()));
+    value = static_cast<float>(radius * std::cos(6.283185307179586 * uniform()));
+  }
+  return values;
+}
+
+struct Tensors {
+  explicit Tensors(int64_t n)
+      : length(n),
+        q(random_tensor(n * kHeadDim, kSeed)),
+        k(random_tensor(n * kHeadDim, kSeed + 1)),
+        v(random_tensor(n * kHeadDim, kSeed + 2)),
+        out(q.size()) {}
+  double bytes() const { return 4.0 * static_cast<double>(q.size() * sizeof(float)); }
+  int64_t length;
+  std::vector<float> q, k, v, out;
+};
+
+Measurement measure_tiled(int64_t length, int threads, bool causal) {
+  return measure_in_child([=]() -> Setup {
+    auto tensors = std::make_shared<Tensors>(length);
+    return [=]() -> Work {
+      auto tiled = std::make_shared<Tiled>(length, kHeadDim, threads, causal);
+      return [=] {
+        tiled->run(tensors->q.data(), tensors->k.data(), tensors->v.data(), tensors->out.data());
+      };
+    };
+  });
+}
+
+Measurement measure_plain(int64_t length, int threads) {
+  return measure_in_child([=]() -> Setup {
+    auto tensors = std::make_shared<Tensors>(length);
+    return [=]() -> Work {
+      const auto pairs = static_cast<size_t>(length * length);
+      auto scores = std::make_shared<std::vector<float>>(pairs);
+      auto probs = std::make_shared<std::vector<float>>(pairs);
+      return [=] {
+        plain_attention(tensors->q.data(), tensors->k.data(), tensors->v.data(), length,
+                        scores->data(), probs->data(), tensors->out.data(), threads);
+      };
+    };
+  });
+}
+
+double plain_bytes(int64_t length) {  // scores and probabilities
+  const auto n = static_cast<double>(length);
+  return 2 * n * n * sizeof(float);
+}
+
+double available_bytes() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("MemAvailable:")) return std::stod(line.substr(13)) * 1024;
+  }
+  return 0;
+}
+
+// One line on a terminal, nothing elsewhere.
+void progress(const std::string& text) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r\033[K{}", text);
+  std::fflush(stderr);
+}
+
+// Keeps the sweep within its time: the work is quadratic, so a length takes four times the last.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double limit) : limit_(limit), begin_(std::chrono::steady_clock::now()) {}
+  double left() const {
+    const std::chrono::duration<double> used = std::chrono::steady_clock::now() - begin_;
+    return limit_ - used.count();
+  }
+
+ private:
+  double limit_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+struct Sweep {
+  Series plain_time{"plain", "#c2410c", {}, {}};
+  Series tiled_time{"tiled", "#0f766e", {}, {}};
+  Series plain_memory = plain_time;
+  Series tiled_memory = tiled_time;
+};
+
+// Fails the demo: a measurement that did not happen is not a result.
+void require(const Measurement& result, const std::string& what) {
+  if (result.error[0] != 0) throw std::runtime_error(what + ": " + result.error);
+}
+
+Sweep run_sweep(const Options& options) {
+  fmt::print("{:>8}   {:>11}   {:>13}   {:>11}   {:>13}\n", "", "plain", "plain", "tiled", "tiled");
+  fmt::print("{:>8}   {:>11}   {:>13}   {:>11}   {:>13}\n", "length", "time", "extra memory",
+             "time", "extra memory");
+  Sweep sweep;
+  const Stopwatch watch(options.seconds);
+  for (int64_t length = kShortest; length <= options.max_length; length *= 2) {
+    const auto x = static_cast<double>(length);
+    std::string row = fmt::format("{:>8}", length);
+
+    const double need = plain_bytes(length);
+    if (need <= kBudget && need * 1.1 < available_bytes()) {
+      progress(fmt::format("length {}: plain ...", length));
+      const Measurement plain = measure_plain(length, options.threads);
+      require(plain, fmt::format("plain, length {}", length));
+      sweep.plain_time.measured.push_back({x, plain.seconds});
+      sweep.plain_memory.measured.push_back({x, static_cast<double>(plain.extra_bytes)});
+      row += fmt::format("   {:>11}   {:>13}", seconds_text(plain.seconds),
+                         bytes_text(static_cast<double>(plain.extra_bytes)));
+    } else {
+      sweep.plain_memory.continued.push_back({x, need});
+      row += fmt::format("   {:>11}   {:>13}", "not run", bytes_text(need) + " *");
+    }
+
+    const double expected =
+        sweep.tiled_time.measured.empty() ? 0 : 4 * sweep.tiled_time.measured.back().y;
+    if (expected > watch.left()) {
+      row += fmt::format("   not run: about {}, beyond --seconds {:.0f}", seconds_text(expected),
+                         options.seconds);
+    } else {
+      progress(fmt::format("length {}: tiled ...", length) +
+               (expected > 2 ? fmt::format(" about {}", seconds_text(expected)) : ""));
+      const Measurement tiled = measure_tiled(length, options.threads, false);
+      require(tiled, fmt::format("tiled, length {}", length));
+      sweep.tiled_time.measured.push_back({x, tiled.seconds});
+      sweep.tiled_memory.measured.push_back({x, static_cast<double>(tiled.extra_bytes)});
+      row += fmt::format("   {:>11}   {:>13}", seconds_text(tiled.seconds),
+                         bytes_text(static_cast<double>(tiled.extra_bytes)));
+    }
+    progress("");
+    fmt::print("{}\n", row);
+    std::fflush(stdout);
+  }
+  return sweep;
+}
+
+Chart make_chart(const Sweep& sweep, const Options& options) {
+  Chart chart;
+  chart.title = "Exact attention: same operations, linear memory";
+  chart.subtitle = fmt::format(
+      "one head, head_dim {}, float32, full attention (no mask), random data, {} threads", kHeadDim,
+      options.threads);
+  chart.x_label = "sequence length (tokens)";
+  chart.x_text = [](double x) { return fmt::format("{:.0f}k", x / 1024); };
+  Panel time;
+  time.title = "Time";
+  time.y_text = [](double y) {
+    return y > 0.9 ? fmt::format("{:.0f} s", y) : fmt::format("{:g} ms", y * 1e3);
+  };
+  time.series = {sweep.plain_time, sweep.tiled_time};
+  Panel memory;
+  memory.title = "Memory beside q, k, v and out";
+  memory.y_step = 16;
+  memory.y_text = [](double y) {
+    const std::string text = bytes_text(y);
+    const size_t point = text.find(".0 ");
+    return point == std::string::npos ? text : text.substr(0, point) + text.substr(point + 2);
+  };
+  memory.series = {sweep.plain_memory, sweep.tiled_memory};
+  memory.limit = kBudget;
+  memory.limit_label = "2 GiB";
+  chart.panels = {time, memory};
+  chart.notes = {
+      "plain: writes all scores, then all probabilities, to memory (8 bytes per query/key pair); "
+      "tiled: runmax. Both give the same result up to rounding.",
+      "Filled dots are measured, each in its own process; hollow dots are computed, not run."};
+  if (!options.note.empty()) chart.notes.push_back(options.note);
+  return chart;
+}
+
+void lengths(const Options& options) {
+  const Sweep sweep = run_sweep(options);
+  const auto last = static_cast<int64_t>(std::sqrt(kBudget / (2 * sizeof(float))));
+  fmt::print(
+      "\n * computed, not run: the plain computation fits in 2 GiB up to length {}; one token more "
+      "and it does not.\n",
+      last);
+  if (options.svg.empty()) return;
+  std::ofstream file(options.svg);
+  file << render_svg(make_chart(sweep, options));
+  file.close();
+  if (!file) throw std::runtime_error("--svg: cannot write " + options.svg);
+  fmt::print("   chart: {}\n", options.svg);
+}
+
+void peak_memory(const Options& options) {
+  const int64_t length = options.max_length;
+  const Measurement result = measure_tiled(length, options.threads, true);
+  require(result, "tiled");
+  const double tensors = 4.0 * static_cast<double>(length * kHeadDim * sizeof(float));
+  const double beyond = static_cast<double>(result.process_bytes) - tensors;
+  fmt::print("q_len = kv_len = {}, one head, head_dim {}, float32, causal, {} threads\n", length,
+             kHeadDim, options.threads);
+  fmt::print("peak resident memory of the process  {:>10}\n",
+             bytes_text(static_cast<double>(result.process_bytes)));
+  fmt::print("q, k, v and out                      {:>10}\n", bytes_text(tensors));
+  fmt::print("beyond the tensors                   {:>10}  (goal: at most 64 MiB)\n",
+             bytes_text(beyond));
+  fmt::print("score matrix that was never written  {:>10}\n", bytes_text(plain_bytes(length) / 2));
+  fmt::print("time                                 {:>10}\n", seconds_text(result.seconds));
+}
+
+int main_or_throw(int argc, char** argv) {
+  Options options;
+  CLI::App app{"Time and memory of exact attention over growing lengths, plain against tiled."};
+  app.add_option("--max-length", options.max_length, "longest sequence: 1024 * 2^n")
+      ->check(CLI::Range(kShortest, int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--seconds", options.seconds, "do not start what would end later than this")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "of both (default: what the machine has)")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--svg", options.svg, "write the chart to this file");
+  app.add_option("--note", options.note, "a last line for the chart, e.g. machine and date");
+  app.add_flag("--peak-memory", options.peak_memory,
+               "instead: peak memory of one causal call at --max-length");
+  CLI11_PARSE(app, argc, argv);
+  if (options.threads == 0) {
+    options.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  options.peak_memory ? peak_memory(options) : lengths(options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace runmax::demo
+
+int main(int argc, char** argv) {
+  try {
+    return runmax::demo::main_or_throw(argc, argv);
+  } catch (const std::exception& failure) {
+    fmt::print(stderr, "runmax_demo: error: {}\n", failure.what());
+    return 2;
+  }
+}
