@@ -115,7 +115,6 @@ class Case {
   int64_t kv_start(int64_t b) const;
 
  private:
-  void describe();
   void allocate();
   void fill_data();
   void poison_unused();
