@@ -1,0 +1,2 @@
+#define RUNMAX_CPU_ISA avx512
+#include "cpu/isa/forward_isa.h"

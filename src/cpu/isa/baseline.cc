@@ -1,0 +1,2 @@
+#define RUNMAX_CPU_ISA baseline
+#include "cpu/isa/forward_isa.h"

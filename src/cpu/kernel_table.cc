@@ -1,0 +1,65 @@
+#include "cpu/kernel_table.h"
+
+#include "cpu/forward_launch.h"
+
+namespace runmax::cpu {
+
+namespace baseline {
+extern const ForwardKernel forward_kernel;
+}
+#ifdef RUNMAX_X86_ISAS
+namespace avx2 {
+extern const ForwardKernel forward_kernel;
+}
+namespace avx512 {
+extern const ForwardKernel forward_kernel;
+}
+#endif
+
+namespace {
+
+template <const ForwardKernel& kernel, int kGigaflops>
+constexpr KernelEntry forward_row(const char* name, uint64_t isa, const char* summary) {
+  return {
+      .name = name,
+      .summary = summary,
+      .device_kind = RUNMAX_DEVICE_CPU,
+      .op = RUNMAX_FORWARD,
+      .required_isa = isa,
+      .supports = forward_supports,
+      .configure = [](const Problem& p, const DeviceInfo& d,
+                      Workspace& w) { return forward_configure(p, d, w, kernel); },
+      .cost = [](const Problem& p, const DeviceInfo& d,
+                 const Config&) { return forward_cost(p, d, kGigaflops * 1e9); },
+      .launch = [](const Launch& launch) { return forward_launch(launch, kernel); },
+  };
+}
+
+// Faster rows first: ties of the cost model go to the earlier one.
+constexpr KernelEntry kTable[] = {
+#ifdef RUNMAX_X86_ISAS
+    forward_row<avx512::forward_kernel, 45>("forward_avx512", RUNMAX_ISA_AVX512,
+                                            "every forward problem, AVX-512 arithmetic"),
+    forward_row<avx2::forward_kernel, 30>("forward_avx2", RUNMAX_ISA_AVX2,
+                                          "every forward problem, AVX2 and FMA arithmetic"),
+#endif
+    {
+        .name = "merge",
+        .summary = "results over disjoint keys become one",
+        .device_kind = RUNMAX_DEVICE_CPU,
+        .op = RUNMAX_MERGE,
+        .required_isa = RUNMAX_ISA_BASELINE,
+        .supports = merge_supports,
+        .configure = merge_configure,
+        .cost = merge_cost,
+        .launch = merge_launch,
+    },
+    forward_row<baseline::forward_kernel, 6>("forward_generic", RUNMAX_ISA_BASELINE,
+                                             "every forward problem, on every machine"),
+};
+
+}  // namespace
+
+std::span<const KernelEntry> kernel_table() { return kTable; }
+
+}  // namespace runmax::cpu
