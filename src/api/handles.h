@@ -1,0 +1,42 @@
+// The opaque types of runmax.h, and how structs cross the boundary.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "core/status.h"
+#include "device/device.h"
+#include "plan/plan.h"
+
+struct runmax_device {
+  std::unique_ptr<runmax::Device> implementation;
+};
+
+struct runmax_plan {
+  runmax::Plan implementation;
+};
+
+namespace runmax::api {
+
+inline Status require(const void* pointer, const char* name) {
+  if (pointer != nullptr) return Status::ok();
+  return Status::invalid(name, "is NULL, must point to an object");
+}
+
+// Hands a struct of results to a caller whose idea of it may be shorter or longer.
+template <class T>
+Status export_struct(T& result, T* caller) {
+  RUNMAX_RETURN_IF_ERROR(require(caller, "info"));
+  const uint32_t size = caller->struct_size;
+  if (size < sizeof(uint32_t)) {
+    return Status::invalid("struct_size", "is " + std::to_string(size) + ", must be sizeof (" +
+                                              std::to_string(sizeof(T)) + ")");
+  }
+  result.struct_size = size;
+  std::memcpy(static_cast<void*>(caller), &result, std::min<size_t>(size, sizeof(T)));
+  return Status::ok();
+}
+
+}  // namespace runmax::api

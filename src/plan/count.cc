@@ -1,0 +1,232 @@
+// What a plan will do, counted: pairs, operations, bytes. The visibility rule comes from
+// src/policy, so that counts and kernels cannot drift apart.
+#include <algorithm>
+#include <cstring>
+
+#include "core/dtype.h"
+#include "core/tensor.h"
+#include "plan/plan.h"
+#include "policy/mask.h"
+
+namespace runmax {
+
+namespace {
+
+using Visibility = policy::Visibility<int64_t>;
+
+struct Lengths {
+  int64_t q_start, kv_start;  // packed storage
+  int64_t q_len, kv_len;      // storage
+  int64_t q_used, kv_used;
+};
+
+struct Counter {
+  const Plan& plan;
+  const runmax_args* args;
+
+  const Problem& problem() const { return plan.problem; }
+  const runmax_problem& raw() const { return plan.problem.raw; }
+
+  // Value of a [batch] tensor, or `otherwise` when it is absent or unknown.
+  int64_t value(const runmax_tensor& t, const int32_t* pointer, int64_t b,
+                int64_t otherwise) const {
+    if (args == nullptr || !Problem::present(t)) return otherwise;
+    return pointer[b * t.stride[0]];
+  }
+
+  Lengths lengths(int64_t b) const {
+    Lengths n{};
+    if (!problem().packed) {
+      n.q_len = problem().q_len;
+      n.kv_len = problem().kv_len;
+    } else if (args != nullptr) {
+      const int64_t sq = raw().cu_seqlens_q.stride[0];
+      const int64_t skv = raw().cu_seqlens_kv.stride[0];
+      n.q_start = args->cu_seqlens_q[b * sq];
+      n.kv_start = args->cu_seqlens_kv[b * skv];
+      n.q_len = args->cu_seqlens_q[(b + 1) * sq] - n.q_start;
+      n.kv_len = args->cu_seqlens_kv[(b + 1) * skv] - n.kv_start;
+    } else {  // equal shares
+      const int64_t batch = problem().batch;
+      n.q_len = problem().total_q / batch + (b < problem().total_q % batch);
+      n.kv_len = problem().total_kv / batch + (b < problem().total_kv % batch);
+    }
+    n.q_used = value(raw().seqused_q, args ? args->seqused_q : nullptr, b, n.q_len);
+    n.kv_used = value(raw().seqused_kv, args ? args->seqused_kv : nullptr, b, n.kv_len);
+    return n;
+  }
+
+  Visibility visibility(int64_t b, const Lengths& n) const {
+    Visibility v{};
+    v.kv_len = n.kv_used;
+    const bool top_left = raw().diagonal_alignment == RUNMAX_ALIGN_TOP_LEFT;
+    v.offset = value(raw().diagonal_offset, args ? args->diagonal_offset : nullptr, b,
+                     top_left ? 0 : n.kv_used - n.q_used);
+    v.window_left = policy::clamp_position<int64_t>(problem().window_left);
+    v.window_right = policy::clamp_position<int64_t>(problem().window_right);
+    v.sink_tokens = policy::clamp_position<int64_t>(raw().sink_tokens);
+    v.prefix_len = value(raw().prefix_len, args ? args->prefix_len : nullptr, b, 0);
+    return v;
+  }
+
+  // Pairs (row, key) of one sequence and head that pass visibility and every mask that is data.
+  uint64_t visible_by_data(int64_t b, int64_t head, const Lengths& n, const Visibility& v) const {
+    uint64_t pairs = 0;
+    for (int64_t q = 0; q < n.q_used; ++q) {
+      const int64_t end = v.hi(q);
+      for (int64_t kv = 0; kv < end; ++kv) {
+        pairs += v.keep(q, kv) && segments_agree(b, n, q, kv) && mask_keeps(b, head, q, kv) &&
+                 bias_keeps(b, head, q, kv);
+      }
+    }
+    return pairs;
+  }
+
+  bool segments_agree(int64_t b, const Lengths& n, int64_t q, int64_t kv) const {
+    const runmax_tensor& tq = raw().segment_ids_q;
+    const runmax_tensor& tkv = raw().segment_ids_kv;
+    if (!Problem::present(tq)) return true;
+    const int64_t at_q =
+        problem().packed ? (n.q_start + q) * tq.stride[0] : b * tq.stride[0] + q * tq.stride[1];
+    const int64_t at_kv = problem().packed ? (n.kv_start + kv) * tkv.stride[0]
+                                           : b * tkv.stride[0] + kv * tkv.stride[1];
+    return args->segment_ids_q[at_q] == args->segment_ids_kv[at_kv];
+  }
+
+  static int64_t pair_offset(const runmax_tensor& t, int64_t b, int64_t head, int64_t q,
+                             int64_t kv) {
+    const int64_t index[4] = {b, head, q, kv};
+    int64_t offset = 0;
+    for (int i = 0; i < 4; ++i) offset += t.shape[i] == 1 ? 0 : index[i] * t.stride[i];
+    return offset;
+  }
+
+  bool mask_keeps(int64_t b, int64_t head, int64_t q, int64_t kv) const {
+    if (!Problem::present(raw().mask)) return true;
+    return static_cast<const uint8_t*>(args->mask)[pair_offset(raw().mask, b, head, q, kv)] != 0;
+  }
+
+  bool bias_keeps(int64_t b, int64_t head, int64_t q, int64_t kv) const {
+    const runmax_tensor& t = raw().bias;
+    if (!Problem::present(t)) return true;
+    const int64_t at = pair_offset(t, b, head, q, kv);
+    switch (t.dtype) {
+      case RUNMAX_F64:
+        return static_cast<const double*>(args->bias)[at] != -__builtin_inf();
+      case RUNMAX_BF16:
+        return static_cast<const Bf16*>(args->bias)[at].bits != 0xff80;
+      case RUNMAX_F16:
+        return static_cast<const F16*>(args->bias)[at].bits != 0xfc00;
+      default:
+        return static_cast<const float*>(args->bias)[at] != -__builtin_inff();
+    }
+  }
+
+  bool masks_are_data() const {
+    return args != nullptr && (Problem::present(raw().mask) || Problem::present(raw().bias) ||
+                               Problem::present(raw().segment_ids_q));
+  }
+  // Do masks differ between heads?
+  bool heads_differ() const {
+    const auto by_head = [](const runmax_tensor& t) {
+      return Problem::present(t) && t.shape[1] != 1;
+    };
+    return by_head(raw().mask) || by_head(raw().bias);
+  }
+};
+
+struct Counts {
+  uint64_t visible = 0;   // pairs, over all heads
+  uint64_t all = 0;       // pairs of storage
+  uint64_t executed = 0;  // pairs of the tiles that are visited
+  uint64_t kv_rows = 0;   // key rows loaded, once per q tile that visits them
+};
+
+void count_tiles(const Visibility& v, int64_t q_used, const Config& config, Counts& counts) {
+  const int64_t q_tile = std::max(config.q_tile, 1);
+  const int64_t kv_tile = std::max(config.kv_tile, 1);
+  for (int64_t begin = 0; begin < q_used; begin += q_tile) {
+    const int64_t end = std::min(begin + q_tile, q_used);
+    const policy::TileRange<int64_t> range = v.tiles(begin, end, kv_tile);
+    const auto visit = [&](int64_t tile) {
+      const int64_t key = tile * kv_tile;
+      if (v.classify(begin, end, key, key + kv_tile) == policy::TileClass::skip) return;
+      counts.executed += static_cast<uint64_t>((end - begin) * kv_tile);
+      counts.kv_rows += static_cast<uint64_t>(std::min(kv_tile, v.kv_len - key));
+    };
+    for (int64_t tile = 0; tile < range.leading_end; ++tile) visit(tile);
+    for (int64_t tile = range.begin; tile < range.end; ++tile) visit(tile);
+  }
+}
+
+Counts count_forward(const Counter& counter) {
+  const Problem& problem = counter.problem();
+  const uint64_t heads = static_cast<uint64_t>(problem.q_heads);
+  Counts total;
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const Lengths n = counter.lengths(b);
+    const Visibility v = counter.visibility(b, n);
+    Counts one;  // per head
+    one.all = static_cast<uint64_t>(n.q_len) * static_cast<uint64_t>(n.kv_len);
+    count_tiles(v, n.q_used, counter.plan.config, one);
+    if (!counter.masks_are_data()) {
+      for (int64_t q = 0; q < n.q_used; ++q) {
+        one.visible += static_cast<uint64_t>(v.visible_keys(q));
+      }
+    } else if (!counter.heads_differ()) {
+      one.visible = counter.visible_by_data(b, 0, n, v);
+    } else {
+      for (int64_t h = 0; h < problem.q_heads; ++h) {
+        total.visible += counter.visible_by_data(b, h, n, v);
+      }
+    }
+    total.visible += heads * one.visible;
+    total.all += heads * one.all;
+    total.executed += heads * one.executed;
+    total.kv_rows += heads * one.kv_rows;
+  }
+  return total;
+}
+
+uint64_t tensor_bytes(const runmax_tensor& t) {
+  return static_cast<uint64_t>(element_count(t)) * static_cast<uint64_t>(dtype_size(t.dtype));
+}
+
+}  // namespace
+
+void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& info) {
+  const Problem& problem = plan.problem;
+  const runmax_problem& raw = problem.raw;
+  info.from_data = args != nullptr;
+  info.q_tile = plan.config.q_tile;
+  info.kv_tile = plan.config.kv_tile;
+  info.num_splits = plan.config.num_splits;
+  info.threads = plan.device->info().max_threads;
+  info.extra_memory_tiled = plan.ledger.size();
+  info.fast_tile_bytes = static_cast<uint64_t>(plan.config.fast_tile_bytes);
+  const bool l1 = std::strcmp(plan.config.fast_level, "L1") == 0;
+  info.fast_level_bytes = l1 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
+  std::strncpy(info.fast_level, plan.config.fast_level, sizeof info.fast_level - 1);
+  std::strncpy(info.kernel, plan.kernel->name, sizeof info.kernel - 1);
+  if (raw.op != RUNMAX_FORWARD) return;
+
+  const Counts counts = count_forward({plan, args});
+  const uint64_t dims = static_cast<uint64_t>(problem.head_dim + problem.head_dim_v);
+  const uint64_t element = static_cast<uint64_t>(dtype_size(raw.q.dtype));
+  const uint64_t matrix = counts.all * element;
+  const uint64_t ends = tensor_bytes(raw.q) + tensor_bytes(raw.out) + tensor_bytes(raw.lse);
+  const uint64_t inputs = tensor_bytes(raw.q) + tensor_bytes(raw.k) + tensor_bytes(raw.v);
+  info.visible_pairs = counts.visible;
+  info.required_operations = 2 * counts.visible * dims;
+  info.executed_tiled = 2 * counts.executed * dims;
+  info.executed_plain = 2 * counts.all * dims;
+  info.slow_bytes_tiled = ends + counts.kv_rows * dims * element;
+  info.slow_bytes_plain = ends + tensor_bytes(raw.k) + tensor_bytes(raw.v) + 4 * matrix;
+  info.extra_memory_plain = matrix;
+  info.saved_tiled = inputs + tensor_bytes(raw.out) +
+                     static_cast<uint64_t>(problem.q_heads * problem.total_q) *
+                         (raw.q.dtype == RUNMAX_F64 ? 8 : 4);
+  info.saved_plain = inputs + matrix;
+}
+
+}  // namespace runmax
