@@ -184,16 +184,19 @@ class TensorView {
   // as TensorView(data, {batch, len, heads, dim}).permute({0, 2, 1, 3}).
   TensorView permute(std::initializer_list<int32_t> order) const {
     TensorView result = *this;
-    if (static_cast<int32_t>(order.size()) != tensor_.rank) result.tensor_.rank = -1;
+    uint64_t seen = 0;
     for (size_t i = 0; i < order.size() && i < RUNMAX_MAX_RANK; ++i) {
       const int32_t from = order.begin()[i];
-      if (from < 0 || from >= RUNMAX_MAX_RANK) {
-        result.tensor_.rank = -1;  // refused like any other wrong rank
-        break;
-      }
+      if (from < 0 || from >= RUNMAX_MAX_RANK) break;
+      seen |= uint64_t{1} << from;
       result.tensor_.shape[i] = tensor_.shape[from];
       result.tensor_.stride[i] = tensor_.stride[from];
     }
+    // No permutation: refused, like any other wrong rank, by the call that uses the view.
+    const bool whole = order.size() <= RUNMAX_MAX_RANK &&
+                       static_cast<int32_t>(order.size()) == tensor_.rank &&
+                       seen == (uint64_t{1} << order.size()) - 1;
+    if (!whole) result.tensor_.rank = -1;
     return result;
   }
 
