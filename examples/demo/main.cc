@@ -6,17 +6,20 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "measure.h"
 #include "plain.h"
+#include "runmax/runmax.hpp"
 #include "svg.h"
-#include "tiled.h"
 
 namespace runmax::demo {
 namespace {
@@ -74,7 +77,11 @@ struct Tensors {
         k(random_tensor(n * kHeadDim, kSeed + 1)),
         v(random_tensor(n * kHeadDim, kSeed + 2)),
         out(q.size()) {}
-  double bytes() const { return 4.0 * static_cast<double>(q.size() * sizeof(float)); }
+  template <class Values>
+  auto view(Values& values) {
+    return TensorView(values, {1, 1, length, kHeadDim});  // batch, heads, tokens, head_dim
+  }
+
   int64_t length;
   std::vector<float> q, k, v, out;
 };
@@ -83,9 +90,16 @@ Measurement measure_tiled(int64_t length, int threads, bool causal) {
   return measure_in_child([=]() -> Setup {
     auto tensors = std::make_shared<Tensors>(length);
     return [=]() -> Work {
-      auto tiled = std::make_shared<Tiled>(length, kHeadDim, threads, causal);
-      return [=] {
-        tiled->run(tensors->q.data(), tensors->k.data(), tensors->v.data(), tensors->out.data());
+      auto device = std::make_shared<Device>(Device::create({.max_threads = threads}).value());
+      auto attend = std::make_shared<Attention>(*device);
+      return [tensors, device, attend, causal] {  // the device outlives its Attention
+        Tensors& t = *tensors;
+        const Status status = (*attend)({.q = t.view(t.q),
+                                         .k = t.view(t.k),
+                                         .v = t.view(t.v),
+                                         .out = t.view(t.out),
+                                         .causal = causal});
+        if (!status) throw Error(status);
       };
     };
   });
