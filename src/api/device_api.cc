@@ -45,9 +45,18 @@ Status index_in(const char* field, int32_t index, int32_t count) {
 
 // What runmax_has_feature() answers 1 to.
 constexpr const char* kFeatures[] = {
-    "forward",  "merge",  "f32",     "f64",     "bf16",    "f16",      "gqa",
-    "causal",   "window", "softcap", "alibi",   "bias",    "sink",     "mask",
-    "segments", "prefix", "packed",  "seqused", "dropout", "split_kv", "lse_lo",
+    "forward",     "merge",
+    "f32",         "f64",
+    "bf16",        "f16",
+    "gqa",         "causal",
+    "window",      "softcap",
+    "alibi",       "bias",
+    "sink",        "mask",
+    "segments",    "prefix",
+    "packed",      "seqused",
+    "dropout",     "split_kv",
+    "lse_lo",      "block_selection",
+    "keep_unused", "batch_invariant",
 };
 
 }  // namespace
