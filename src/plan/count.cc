@@ -130,9 +130,34 @@ struct Counter {
     }
   }
 
+  // Key blocks that block `q_block` of rows selected, as a set over all of them.
+  std::vector<bool> selected_blocks(int64_t b, int64_t head, int64_t q_block,
+                                    int64_t kv_blocks) const {
+    const runmax_tensor& t = raw().block_index;
+    std::vector<bool> selected(static_cast<size_t>(kv_blocks));
+    const int64_t heads = t.shape[problem().packed ? 0 : 1];
+    const int64_t list_head = head * heads / problem().q_heads;
+    int64_t at = 0;
+    if (problem().packed) {
+      int64_t first = 0;
+      for (int64_t i = 0; i < b; ++i) first += ceil_div(lengths(i).q_len, raw().block_q);
+      at = list_head * t.stride[0] + (first + q_block) * t.stride[1];
+    } else {
+      at = b * t.stride[0] + list_head * t.stride[1] + q_block * t.stride[2];
+    }
+    for (int64_t i = 0; i < t.shape[t.rank - 1]; ++i) {
+      const int32_t block = args->block_index[at + i * t.stride[t.rank - 1]];
+      if (block >= 0 && block < kv_blocks) selected[static_cast<size_t>(block)] = true;
+    }
+    return selected;
+  }
+
+  bool selects_blocks() const { return args != nullptr && Problem::present(raw().block_index); }
+
   bool masks_are_data() const {
-    return args != nullptr && (Problem::present(raw().mask) || Problem::present(raw().bias) ||
-                               Problem::present(raw().segment_ids_q));
+    return args != nullptr &&
+           (Problem::present(raw().block_index) || Problem::present(raw().mask) ||
+            Problem::present(raw().bias) || Problem::present(raw().segment_ids_q));
   }
   // Do masks differ between heads?
   bool heads_differ() const {
