@@ -17,8 +17,8 @@ using testing::CheckReport;
 using testing::Comparison;
 
 CheckReport check_file(const Options& options) {
-  Request request(options, open_inputs(options));
   const Device device = make_device(options);
+  Request request(options, open_inputs(options));
   if (request.wants_backward()) {
     require(runmax_supports(&request.backward(), device.get()));
     fail("IN.d_out", "asks for gradients, which check does not compare in this release");

@@ -27,9 +27,9 @@ const char* op_name(int32_t op) {
 }
 
 Subject explain_file(const Options& options) {
+  const Device device = make_device(options);  // outlives the memory that the request holds on it
   Request request(options, open_inputs(options));
   const runmax_problem& problem = request.wants_backward() ? request.backward() : request.forward();
-  const Device device = make_device(options);
   const Plan plan = make_plan(problem, device.get());
   request.load(device.get());
   runmax_plan_info info{};
