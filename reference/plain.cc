@@ -52,7 +52,7 @@ class Plain {
       : d_(definition),
         sizes_(definition, kPanel<Real>),
         threads_(threads),
-        memory_(new (std::nothrow) Real[static_cast<size_t>(std::max<int64_t>(sizes_.total, 1))]) {
+        memory_(allocate(sizes_.total)) {
     if (memory_ == nullptr) return;
     q_ = memory_.get();
     k_ = q_ + sizes_.q;
@@ -76,6 +76,12 @@ class Plain {
   }
 
  private:
+  static Real* allocate(int64_t count) {
+    constexpr int64_t kAddressSpace = int64_t{1} << 47;
+    if (count > kAddressSpace / static_cast<int64_t>(sizeof(Real))) return nullptr;
+    return new (std::nothrow) Real[static_cast<size_t>(std::max<int64_t>(count, 1))];
+  }
+
   void run_head(const Sequence& s, int64_t head, int64_t kv_head) {
     const int64_t row_stride = round_up(s.kv_len, kPanel<Real>);
     const int64_t out_stride = round_up(d_.head_dim_v, kPanel<Real>);
@@ -234,11 +240,12 @@ class Plain {
   void write_lse(const Row& row, Real max, double log_sum) const {
     const runmax_problem& p = d_.problem;
     const int64_t number = d_.lse_index(row.sequence, row.head, row.i);
-    const double lse = static_cast<double>(max) + log_sum;
+    const double a = static_cast<double>(max), lse = a + log_sum;
     if (present(p.lse)) store(p.lse.dtype, d_.args.lse, element_offset(p.lse, number), lse);
     if (present(p.lse_lo)) {
-      const double hi = round_to(p.lse_lo.dtype, lse);
-      const double lo = std::isinf(lse) ? 0 : (static_cast<double>(max) - hi) + log_sum;
+      // What the double addition lost, whichever addend is larger, and what the type does.
+      const double b = lse - a, lost = (a - (lse - b)) + (log_sum - b);
+      const double lo = std::isinf(lse) ? 0 : lse - round_to(p.lse_lo.dtype, lse) + lost;
       store(p.lse_lo.dtype, d_.args.lse_lo, element_offset(p.lse_lo, number), lo);
     }
   }
