@@ -304,6 +304,18 @@ TEST(Gate, DoesNotGrowWithLength) {
   EXPECT_NEAR(ratio[1], ratio[0], 0.01 * ratio[0]);
 }
 
+TEST(Gate, CatchesSumsWhoseErrorGrowsWithLength) {
+  // Equal terms round alike, so that a single chain of F32 additions drifts.
+  const auto ratio = [](int64_t kv_len) {
+    Case c("dtype=f32 q_len=1 head_dim=1 kv_len=" + std::to_string(kv_len));
+    c.fill("q", 0);
+    c.fill("v", 0.1);
+    return out_of(c, Toy{}).max_ratio;
+  };
+  EXPECT_LE(ratio(64), 0.5);
+  EXPECT_GT(ratio(65536), 1);
+}
+
 TEST(Gate, LseLoHasToBeWhatRoundingLost) {
   Case c("dtype=f32 q_len=16 kv_len=40 head_dim=4 lse_lo fill=huge");
   ASSERT_TRUE(reference::plain_forward(c.problem(), c.args()));

@@ -381,6 +381,40 @@ TEST(Oracle, BlockSelectionIsASet) {
   EXPECT_EQ(f.row_keys, (std::vector<int64_t>{4, 4, 3, 3, 0, 0}));
 }
 
+TEST(Oracle, SeesWhatTheTestMachineryCallsVisible) {
+  // Case::visible() was written from the same page by someone else.
+  for (const char* text : {
+           "batch=2 q_heads=4 kv_heads=2 q_len=9 kv_len=13 causal window=4,-1 sink_tokens=2",
+           "batch=3 q_len=8 kv_len=8 seqused_q seqused_kv window=2,1 align=top_left",
+           "batch=3 q_len=8 kv_len=11 diagonal_offset prefix_len causal",
+           "batch=2 q_heads=2 q_len=9 kv_len=12 segments=3 mask=b1qk fill=hostile bias=1hqk",
+           "batch=2 q_heads=4 kv_heads=2 q_len=9 kv_len=12 block_size=2,5 block_heads=kv causal",
+           "batch=4 q_heads=2 q_len=9 kv_len=12 packed window=3,2 segments=2 seqused_kv",
+           "batch=4 q_heads=4 kv_heads=2 q_len=9 kv_len=7 packed block_size=4,2 block_heads=q",
+           "batch=3 q_heads=2 q_len=6 kv_len=9 packed mask=bhqk bias=b11k fill=hostile causal",
+       }) {
+    const Case c(std::string("dtype=f32 head_dim=2 ") + text);
+    const Forward f = oracle(c);
+    const int64_t heads = c.spec().q_heads, rows = static_cast<int64_t>(f.lse.size());
+    uint64_t pairs = 0;
+    for (int64_t b = 0; b < c.spec().batch; ++b) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t i = 0; i < c.q_used(b); ++i) {
+          int64_t keys = 0;
+          for (int64_t j = 0; j < c.kv_used(b); ++j) keys += c.visible(b, h, i, j);
+          const int64_t row = c.spec().packed ? h * (rows / heads) + c.q_start(b) + i
+                                              : (b * heads + h) * c.spec().q_len + i;
+          EXPECT_EQ(f.row_keys[static_cast<size_t>(row)], keys)
+              << text << ": " << b << ", " << h << ", " << i;
+          pairs += static_cast<uint64_t>(keys);
+        }
+      }
+    }
+    EXPECT_GT(pairs, 0u) << text;
+    EXPECT_EQ(f.visible_pairs, pairs) << text;
+  }
+}
+
 TEST(Oracle, BiasBroadcastsOverAnyDimension) {
   for (const char* shape : {"b11k", "bh1k", "b1qk", "bhqk"}) {
     Case c("dtype=f32 batch=2 q_heads=3 q_len=2 kv_len=4 head_dim=4 bias=" + std::string(shape));
