@@ -283,6 +283,7 @@ Chart make_chart(const Sweep& sweep, const Options& options) {
   time.y_text = [](double y) {
     return y > 0.9 ? fmt::format("{:.0f} s", y) : fmt::format("{:g} ms", y * 1e3);
   };
+  time.value_text = seconds_text;
   time.series = {sweep.plain_time, sweep.tiled_time};
   Panel memory;
   memory.title = "Memory beside q, k, v and out";
@@ -292,6 +293,7 @@ Chart make_chart(const Sweep& sweep, const Options& options) {
     const size_t point = text.find(".0 ");
     return point == std::string::npos ? text : text.substr(0, point) + text.substr(point + 2);
   };
+  memory.value_text = bytes_text;
   memory.series = {sweep.plain_memory, sweep.tiled_memory};
   memory.limit = kBudget;
   memory.limit_label = "2 GiB";
