@@ -80,7 +80,9 @@ int check(const Options& options) {
   if (options.json) {
     print_json(json_of(report));
   } else if (!options.quiet) {
-    print(report.text());
+    std::string text = report.text();
+    if (text.empty() || text.back() != '\n') text += '\n';
+    print(text);
   }
   return report.passed() ? kExitDone : kExitCheckFailed;
 }
