@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -51,11 +53,10 @@ bool brute_force_overlaps_itself(const runmax_tensor& tensor) {
 }
 
 std::string describe(const runmax_tensor& t) {
-  std::string text = dtype_name(t.dtype);
-  for (int i = 0; i < t.rank; ++i) {
-    text += " " + std::to_string(t.shape[i]) + "*" + std::to_string(t.stride[i]);
-  }
-  return text;
+  std::ostringstream text;
+  text << dtype_name(t.dtype);
+  for (int i = 0; i < t.rank; ++i) text << ' ' << t.shape[i] << '*' << t.stride[i];
+  return text.str();
 }
 
 class RandomTensors {
