@@ -278,13 +278,16 @@ class ForwardItem {
     }
   }
 
-  // The slow path for data with NaN or inf: 0 * inf of an invisible pair must not count.
+  // The slow path for data with NaN or inf: 0 * inf of an invisible pair must not count. The
+  // additions are those of tile_product, so a clean row has the bits of a run without such data.
   void product_of_visible(int64_t i, T* product) {
     for (int64_t d = 0; d < x.v_stride; ++d) product[d] = 0;
     for (int64_t j = 0; j < p.kv_tile; ++j) {
       if (x.visible[i * p.kv_tile + j] == 0) continue;
-      const T weight = x.scores[i * p.kv_tile + j];
-      for (int64_t d = 0; d < x.v_stride; ++d) product[d] += weight * x.v[j * x.v_stride + d];
+      const Vec<T> weight = broadcast(x.scores[i * p.kv_tile + j]);
+      for (int64_t d = 0; d < x.v_stride; d += kLanes<T>) {
+        store(product + d, fma(weight, load(x.v + j * x.v_stride + d), load(product + d)));
+      }
     }
   }
 
