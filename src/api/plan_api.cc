@@ -23,7 +23,13 @@ Status import_args(const Plan& plan, const runmax_args* args, runmax_args& curre
   return check_args(plan.problem, current, on_host);
 }
 
-Status check_workspace(const Plan& plan, const void* workspace, size_t size) {
+Status check_stream(const Device& device, const void* stream) {
+  if (stream == nullptr || device.info().kind != RUNMAX_DEVICE_CPU) return Status::ok();
+  return Status::invalid("stream", "is set, must be NULL on the CPU");
+}
+
+Status check_workspace(const Plan& plan, const runmax_args& args, const void* workspace,
+                       size_t size) {
   const size_t needed = plan.ledger.size();
   if (needed == 0) return Status::ok();
   if (size < needed) {
@@ -35,7 +41,7 @@ Status check_workspace(const Plan& plan, const void* workspace, size_t size) {
     return Status::invalid("workspace", "is not aligned, must be aligned to " +
                                             std::to_string(RUNMAX_WORKSPACE_ALIGNMENT) + " bytes");
   }
-  return Status::ok();
+  return check_workspace_apart(plan.problem, args, workspace, needed);
 }
 
 Status launch(const Plan& plan, const runmax_args& args, void* workspace, void* stream) {
@@ -48,7 +54,8 @@ Status execute(const runmax_plan* plan, const runmax_args* args, void* workspace
   RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
   runmax_args current;
   RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current));
-  RUNMAX_RETURN_IF_ERROR(check_workspace(plan->implementation, workspace, size));
+  RUNMAX_RETURN_IF_ERROR(check_workspace(plan->implementation, current, workspace, size));
+  RUNMAX_RETURN_IF_ERROR(check_stream(*plan->implementation.device, stream));
   return launch(plan->implementation, current, workspace, stream);
 }
 
@@ -64,6 +71,7 @@ Status merge(runmax_device* device, const runmax_problem* problem, const runmax_
   RUNMAX_RETURN_IF_ERROR(make_plan(std::move(checked.value()), *device->implementation, plan));
   runmax_args current;
   RUNMAX_RETURN_IF_ERROR(import_args(plan, args, current));
+  RUNMAX_RETURN_IF_ERROR(check_stream(*device->implementation, stream));
   return launch(plan, current, nullptr, stream);
 }
 
@@ -179,11 +187,12 @@ runmax_status runmax_execute(const runmax_plan* plan, const runmax_args* args, v
 }
 
 runmax_status runmax_check_args(const runmax_plan* plan, const runmax_args* args,
-                                void* /*stream*/) noexcept {
+                                void* stream) noexcept {
   return guarded([&]() -> Status {
     RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
     runmax_args current;
-    return import_args(plan->implementation, args, current);
+    RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current));
+    return check_stream(*plan->implementation.device, stream);
   });
 }
 
