@@ -1,6 +1,7 @@
 // Requests that once went wrong inside of the C interface, or were taken without a word.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -99,6 +100,25 @@ TEST(Execute, RefusesAWorkspaceThatIsAnOperand) {
     EXPECT_NE(std::string(runmax_last_error()).find(output ? "out" : "k"), std::string::npos);
   }
   EXPECT_EQ(ready.execute(c.args()), RUNMAX_OK) << runmax_last_error();
+}
+
+// One kept weight of 4000 makes out 2.5e35; the value times 1 / (1 - p) alone is beyond F32.
+TEST(Dropout, OfNearlyEverythingStaysInRange) {
+  int kept = 0;
+  for (int seed = 0; seed < 1000; ++seed) {
+    Case c("q_len=1 kv_len=4000 head_dim=4 scale=0 dropout=0.999999 seed=" + std::to_string(seed));
+    c.fill("q", 1);
+    c.fill("k", 1);
+    c.fill("v", 1e33);
+    Ready ready(c.problem());
+    ASSERT_EQ(ready.execute(c.args()), RUNMAX_OK) << runmax_last_error();
+    for (const double x : c.values("out")) {
+      const double weights = x / 2.5e35;
+      ASSERT_NEAR(weights, std::round(weights), 1e-5 * weights) << seed;
+      kept += x > 0;
+    }
+  }
+  EXPECT_GT(kept, 0);
 }
 
 TEST(Execute, RefusesAStreamOnTheCpu) {
