@@ -9,6 +9,10 @@
 #include "testing/run.h"
 #include "tests/properties/failing_new.h"
 
+// AddressSanitizer ends a program that asks for too much, unless told to answer like malloc.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace runmax::testing {
 namespace {
 
