@@ -31,8 +31,9 @@ Status status_of(cudaError_t error, const char* what);
 // At least as many q tiles as a grid meets over all sequences.
 int64_t max_tiles(const Problem& problem, int32_t q_tile);
 
-// Config with tiles and splits, and the workspace of both: the keys are split when the q tiles alone
-// would leave most of `blocks` (what the GPU runs at once) idle. Batch-invariant problems never are.
+// Config with tiles and splits, and the workspace of both: the keys are split when the q tiles
+// alone would leave most of `blocks` (what the GPU runs at once) idle. Batch-invariant problems
+// never are.
 Config configure_forward(const Problem& problem, const DeviceInfo& device, Workspace& ledger,
                          Tiles tiles, int64_t blocks);
 

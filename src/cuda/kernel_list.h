@@ -3,6 +3,6 @@
 // without the backend; the backend adds name_supports, name_configure, name_cost and name_launch.
 #pragma once
 
-#define RUNMAX_CUDA_KERNELS(X)                                                            \
-  X(merge_cuda, RUNMAX_MERGE, "results over disjoint keys become one")                    \
+#define RUNMAX_CUDA_KERNELS(X)                                         \
+  X(merge_cuda, RUNMAX_MERGE, "results over disjoint keys become one") \
   X(forward_cuda, RUNMAX_FORWARD, "every forward problem, on every GPU; plain FMA arithmetic")
