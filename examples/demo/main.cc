@@ -2,27 +2,35 @@
 // sequences, tiled (runmax) against plain (the score matrix written to memory), as a table and as a
 // chart. Every point is measured in a process of its own.
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <memory>
+#include <new>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "measure.h"
 #include "plain.h"
+#include "runmax/runmax.hpp"
 #include "svg.h"
-#include "tiled.h"
 
 namespace runmax::demo {
 namespace {
 
 constexpr int64_t kShortest = 1024;
 constexpr double kBudget = 2.0 * 1024 * 1024 * 1024;  // of the plain computation
+constexpr double kRounding = 1e-5;  // of float32 averages of numbers around 1, with room
 constexpr uint64_t kSeed = 1;
 
 struct Options {
@@ -67,33 +75,66 @@ std::vector<float> random_tensor(int64_t elements, uint64_t seed) {
   return values;
 }
 
+// Memory that a child process and its parent both see: how a result gets out of the child.
+class SharedFloats {
+ public:
+  explicit SharedFloats(int64_t elements) : size_(static_cast<size_t>(elements)) {
+    void* pointer = mmap(nullptr, size_ * sizeof(float), PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (pointer == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<float*>(pointer);
+  }
+  ~SharedFloats() { munmap(data_, size_ * sizeof(float)); }
+  SharedFloats(const SharedFloats&) = delete;
+  SharedFloats& operator=(const SharedFloats&) = delete;
+  std::span<float> span() const { return {data_, size_}; }
+
+ private:
+  size_t size_;
+  float* data_ = nullptr;
+};
+
 struct Tensors {
-  explicit Tensors(int64_t n)
+  Tensors(int64_t n, std::span<float> result)
       : length(n),
         q(random_tensor(n * kHeadDim, kSeed)),
         k(random_tensor(n * kHeadDim, kSeed + 1)),
         v(random_tensor(n * kHeadDim, kSeed + 2)),
-        out(q.size()) {}
-  double bytes() const { return 4.0 * static_cast<double>(q.size() * sizeof(float)); }
+        out(result) {
+    std::fill(out.begin(), out.end(), 0.0f);  // resident from now on, like the others
+  }
+  template <class Values>
+  auto view(Values& values) {
+    return TensorView(values, {1, 1, length, kHeadDim});  // batch, heads, tokens, head_dim
+  }
+
   int64_t length;
-  std::vector<float> q, k, v, out;
+  std::vector<float> q, k, v;
+  std::span<float> out;
 };
 
-Measurement measure_tiled(int64_t length, int threads, bool causal) {
+Measurement measure_tiled(int64_t length, int threads, bool causal, std::span<float> out) {
   return measure_in_child([=]() -> Setup {
-    auto tensors = std::make_shared<Tensors>(length);
+    auto tensors = std::make_shared<Tensors>(length, out);
     return [=]() -> Work {
-      auto tiled = std::make_shared<Tiled>(length, kHeadDim, threads, causal);
-      return [=] {
-        tiled->run(tensors->q.data(), tensors->k.data(), tensors->v.data(), tensors->out.data());
+      auto device = std::make_shared<Device>(Device::create({.max_threads = threads}).value());
+      auto attend = std::make_shared<Attention>(*device);
+      return [tensors, device, attend, causal] {  // the device outlives its Attention
+        Tensors& t = *tensors;
+        const Status status = (*attend)({.q = t.view(t.q),
+                                         .k = t.view(t.k),
+                                         .v = t.view(t.v),
+                                         .out = t.view(t.out),
+                                         .causal = causal});
+        if (!status) throw Error(status);
       };
     };
   });
 }
 
-Measurement measure_plain(int64_t length, int threads) {
+Measurement measure_plain(int64_t length, int threads, std::span<float> out) {
   return measure_in_child([=]() -> Setup {
-    auto tensors = std::make_shared<Tensors>(length);
+    auto tensors = std::make_shared<Tensors>(length, out);
     return [=]() -> Work {
       const auto pairs = static_cast<size_t>(length * length);
       auto scores = std::make_shared<std::vector<float>>(pairs);
@@ -152,48 +193,79 @@ void require(const Measurement& result, const std::string& what) {
   if (result.error[0] != 0) throw std::runtime_error(what + ": " + result.error);
 }
 
+double largest_difference(std::span<const float> a, std::span<const float> b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(a[i]) - b[i]);
+    if (!(difference <= largest)) largest = difference;  // a nan stays
+  }
+  return largest;
+}
+
+void print_row(const std::string& length, const std::array<std::string, 5>& cells) {
+  fmt::print("{:>8} {:>10} {:>12} {:>12} {:>12} {:>13}\n", length, cells[0], cells[1], cells[2],
+             cells[3], cells[4]);
+  std::fflush(stdout);
+}
+
 Sweep run_sweep(const Options& options) {
-  fmt::print("{:>8}   {:>11}   {:>13}   {:>11}   {:>13}\n", "", "plain", "plain", "tiled", "tiled");
-  fmt::print("{:>8}   {:>11}   {:>13}   {:>11}   {:>13}\n", "length", "time", "extra memory",
-             "time", "extra memory");
+  print_row("", {"plain", "plain", "tiled", "tiled", "largest"});
+  print_row("length", {"time", "memory", "time", "memory", "difference"});
   Sweep sweep;
   const Stopwatch watch(options.seconds);
   for (int64_t length = kShortest; length <= options.max_length; length *= 2) {
     const auto x = static_cast<double>(length);
-    std::string row = fmt::format("{:>8}", length);
+    const SharedFloats plain_out(length * kHeadDim);
+    const SharedFloats tiled_out(length * kHeadDim);
+    std::array<std::string, 5> cells;
 
     const double need = plain_bytes(length);
-    if (need <= kBudget && need * 1.1 < available_bytes()) {
+    const bool fits = need <= kBudget && need * 1.1 < available_bytes();
+    if (fits) {
       progress(fmt::format("length {}: plain ...", length));
-      const Measurement plain = measure_plain(length, options.threads);
+      const Measurement plain = measure_plain(length, options.threads, plain_out.span());
       require(plain, fmt::format("plain, length {}", length));
+      const auto memory = static_cast<double>(plain.extra_bytes);
       sweep.plain_time.measured.push_back({x, plain.seconds});
-      sweep.plain_memory.measured.push_back({x, static_cast<double>(plain.extra_bytes)});
-      row += fmt::format("   {:>11}   {:>13}", seconds_text(plain.seconds),
-                         bytes_text(static_cast<double>(plain.extra_bytes)));
+      sweep.plain_memory.measured.push_back({x, memory});
+      cells[0] = seconds_text(plain.seconds);
+      cells[1] = bytes_text(memory);
     } else {
       sweep.plain_memory.continued.push_back({x, need});
-      row += fmt::format("   {:>11}   {:>13}", "not run", bytes_text(need) + " *");
+      cells[0] = "not run";
+      cells[1] = bytes_text(need) + "*";
     }
 
     const double expected =
         sweep.tiled_time.measured.empty() ? 0 : 4 * sweep.tiled_time.measured.back().y;
     if (expected > watch.left()) {
-      row += fmt::format("   not run: about {}, beyond --seconds {:.0f}", seconds_text(expected),
-                         options.seconds);
+      cells[2] = "not run**";
     } else {
       progress(fmt::format("length {}: tiled ...", length) +
                (expected > 2 ? fmt::format(" about {}", seconds_text(expected)) : ""));
-      const Measurement tiled = measure_tiled(length, options.threads, false);
+      const Measurement tiled = measure_tiled(length, options.threads, false, tiled_out.span());
       require(tiled, fmt::format("tiled, length {}", length));
+      const auto memory = static_cast<double>(tiled.extra_bytes);
       sweep.tiled_time.measured.push_back({x, tiled.seconds});
-      sweep.tiled_memory.measured.push_back({x, static_cast<double>(tiled.extra_bytes)});
-      row += fmt::format("   {:>11}   {:>13}", seconds_text(tiled.seconds),
-                         bytes_text(static_cast<double>(tiled.extra_bytes)));
+      sweep.tiled_memory.measured.push_back({x, memory});
+      cells[2] = seconds_text(tiled.seconds);
+      cells[3] = bytes_text(memory);
+      if (fits) {
+        const double difference = largest_difference(plain_out.span(), tiled_out.span());
+        cells[4] = fmt::format("{:.1e}", difference);
+        if (!(difference <= kRounding)) {
+          throw std::runtime_error(
+              fmt::format("length {}: the results differ by {:.1e}, more than rounding explains",
+                          length, difference));
+        }
+      }
     }
     progress("");
-    fmt::print("{}\n", row);
-    std::fflush(stdout);
+    print_row(std::to_string(length), cells);
+    if (cells[2] == "not run**") {
+      fmt::print("\n** would take about {}; --seconds N allows for more\n", seconds_text(expected));
+      break;
+    }
   }
   return sweep;
 }
@@ -211,6 +283,7 @@ Chart make_chart(const Sweep& sweep, const Options& options) {
   time.y_text = [](double y) {
     return y > 0.9 ? fmt::format("{:.0f} s", y) : fmt::format("{:g} ms", y * 1e3);
   };
+  time.value_text = seconds_text;
   time.series = {sweep.plain_time, sweep.tiled_time};
   Panel memory;
   memory.title = "Memory beside q, k, v and out";
@@ -220,6 +293,7 @@ Chart make_chart(const Sweep& sweep, const Options& options) {
     const size_t point = text.find(".0 ");
     return point == std::string::npos ? text : text.substr(0, point) + text.substr(point + 2);
   };
+  memory.value_text = bytes_text;
   memory.series = {sweep.plain_memory, sweep.tiled_memory};
   memory.limit = kBudget;
   memory.limit_label = "2 GiB";
@@ -234,22 +308,25 @@ Chart make_chart(const Sweep& sweep, const Options& options) {
 
 void lengths(const Options& options) {
   const Sweep sweep = run_sweep(options);
+  if (!sweep.plain_memory.continued.empty()) {
+    fmt::print("\n*  computed, not run\n");
+  }
   const auto last = static_cast<int64_t>(std::sqrt(kBudget / (2 * sizeof(float))));
   fmt::print(
-      "\n * computed, not run: the plain computation fits in 2 GiB up to length {}; one token more "
-      "and it does not.\n",
+      "\nThe plain computation fits in 2 GiB up to length {}; one token more and it does not.\n",
       last);
   if (options.svg.empty()) return;
   std::ofstream file(options.svg);
   file << render_svg(make_chart(sweep, options));
   file.close();
   if (!file) throw std::runtime_error("--svg: cannot write " + options.svg);
-  fmt::print("   chart: {}\n", options.svg);
+  fmt::print("Chart: {}\n", options.svg);
 }
 
 void peak_memory(const Options& options) {
   const int64_t length = options.max_length;
-  const Measurement result = measure_tiled(length, options.threads, true);
+  const SharedFloats out(length * kHeadDim);
+  const Measurement result = measure_tiled(length, options.threads, true, out.span());
   require(result, "tiled");
   const double tensors = 4.0 * static_cast<double>(length * kHeadDim * sizeof(float));
   const double beyond = static_cast<double>(result.process_bytes) - tensors;

@@ -153,11 +153,13 @@ void draw_series(Writer& out, const Panel& panel, const Axis& x, const Axis& y) 
     out.dots(x, y, series->measured, series->colour, series->colour);
     const Point end = last(*series);
     if (end.x < x.range.high) {  // ends inside the panel: above its last point
-      out.label(x(end.x) - 6, y(end.y) - 12, "end", 14, series->colour, "600", series->label);
+      out.label(x(end.x) - 6, y(end.y) - 12, "end", 14, series->colour, "600",
+                series->label + " " + panel.value_text(end.y));
       continue;
     }
-    const double at = std::max(y(end.y) + 5, previous + 16);
+    const double at = std::max(y(end.y) + 2, previous + 34);
     out.label(x(end.x) + 11, at, "start", 14, series->colour, "600", series->label);
+    out.label(x(end.x) + 11, at + 16, "start", 13, series->colour, "400", panel.value_text(end.y));
     previous = at;
   }
 }

@@ -13,7 +13,7 @@ struct Point {
 };
 
 struct Series {
-  std::string label;  // written beside its last point
+  std::string label;  // written beside its last point, with its value
   std::string colour;
   std::vector<Point> measured;   // line with dots
   std::vector<Point> continued;  // dashed line with hollow dots: known, but not measured
@@ -21,8 +21,9 @@ struct Series {
 
 struct Panel {
   std::string title;
-  std::function<std::string(double)> y_text;  // tick label
-  double y_step = 10;                         // factor from one y tick to the next
+  std::function<std::string(double)> y_text;      // tick label
+  std::function<std::string(double)> value_text;  // beside the last point of a series
+  double y_step = 10;                             // factor from one y tick to the next
   std::vector<Series> series;
   double limit = 0;  // horizontal line, 0 = none
   std::string limit_label;

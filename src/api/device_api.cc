@@ -45,9 +45,18 @@ Status index_in(const char* field, int32_t index, int32_t count) {
 
 // What runmax_has_feature() answers 1 to.
 constexpr const char* kFeatures[] = {
-    "forward",  "merge",  "f32",     "f64",     "bf16",    "f16",      "gqa",
-    "causal",   "window", "softcap", "alibi",   "bias",    "sink",     "mask",
-    "segments", "prefix", "packed",  "seqused", "dropout", "split_kv", "lse_lo",
+    "forward",     "merge",
+    "f32",         "f64",
+    "bf16",        "f16",
+    "gqa",         "causal",
+    "window",      "softcap",
+    "alibi",       "bias",
+    "sink",        "mask",
+    "segments",    "prefix",
+    "packed",      "seqused",
+    "dropout",     "split_kv",
+    "lse_lo",      "block_selection",
+    "keep_unused", "batch_invariant",
 };
 
 }  // namespace
@@ -85,7 +94,7 @@ runmax_status runmax_device_get_info(const runmax_device* device,
     RUNMAX_RETURN_IF_ERROR(require(device, "device"));
     runmax_device_info result{};
     describe(device->implementation->info(), result);
-    return export_struct(result, info);
+    return export_struct(result, kFirstDeviceInfoSize, info);
   });
 }
 
@@ -127,7 +136,7 @@ runmax_status runmax_measure_roofs(runmax_device* device, runmax_roofs* roofs) n
     RUNMAX_RETURN_IF_ERROR(require(device, "device"));
     runmax_roofs result{};
     RUNMAX_RETURN_IF_ERROR(device->implementation->measure_roofs(result));
-    return export_struct(result, roofs);
+    return export_struct(result, kFirstRoofsSize, roofs);
   });
 }
 
@@ -165,7 +174,7 @@ runmax_status runmax_kernel_get(int32_t index, runmax_kernel_info* info) noexcep
     result.required_isa = kernel.required_isa;
     result.name = kernel.name;
     result.summary = kernel.summary;
-    return export_struct(result, info);
+    return export_struct(result, kFirstKernelInfoSize, info);
   });
 }
 
@@ -181,7 +190,7 @@ runmax_status runmax_environment_get(int32_t index, runmax_environment_info* inf
     result.name = variable.name;
     result.summary = variable.summary;
     result.value = variable.value;
-    return export_struct(result, info);
+    return export_struct(result, kFirstEnvironmentInfoSize, info);
   });
 }
 

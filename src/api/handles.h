@@ -27,10 +27,10 @@ inline Status require(const void* pointer, const char* name) {
 
 // Hands a struct of results to a caller whose idea of it may be shorter or longer.
 template <class T>
-Status export_struct(T& result, T* caller) {
+Status export_struct(T& result, uint32_t first_size, T* caller) {
   RUNMAX_RETURN_IF_ERROR(require(caller, "info"));
   const uint32_t size = caller->struct_size;
-  if (size < sizeof(uint32_t)) {
+  if (size < first_size) {
     return Status::invalid("struct_size", "is " + std::to_string(size) + ", must be sizeof (" +
                                               std::to_string(sizeof(T)) + ")");
   }

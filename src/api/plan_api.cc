@@ -157,7 +157,7 @@ runmax_status runmax_plan_get_info(const runmax_plan* plan, runmax_plan_info* in
     RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
     runmax_plan_info result{};
     count_work(plan->implementation, nullptr, result);
-    return export_struct(result, info);
+    return export_struct(result, kFirstPlanInfoSize, info);
   });
 }
 
@@ -169,7 +169,7 @@ runmax_status runmax_plan_count(const runmax_plan* plan, const runmax_args* args
     RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current));
     runmax_plan_info result{};
     count_work(plan->implementation, &current, result);
-    return export_struct(result, info);
+    return export_struct(result, kFirstPlanInfoSize, info);
   });
 }
 

@@ -16,6 +16,11 @@ namespace runmax {
 inline constexpr uint32_t kFirstProblemSize = 4728;
 inline constexpr uint32_t kFirstArgsSize = 328;
 inline constexpr uint32_t kFirstDeviceOptionsSize = 40;
+inline constexpr uint32_t kFirstDeviceInfoSize = 192;
+inline constexpr uint32_t kFirstRoofsSize = 24;
+inline constexpr uint32_t kFirstPlanInfoSize = 200;
+inline constexpr uint32_t kFirstKernelInfoSize = 40;
+inline constexpr uint32_t kFirstEnvironmentInfoSize = 32;
 
 // Longer than any struct will be: a larger struct_size is garbage, not a future release.
 inline constexpr uint32_t kMaxStructSize = 1 << 16;

@@ -63,6 +63,7 @@ struct Scratch {
   T* bias;              // [kv_tile]
   T* distance;          // [kv_tile]
   int8_t* visible;      // [q_tile, kv_tile], 0 or -1
+  int32_t* cursor;      // [q_tile] into the block list of each block of rows
   int8_t* key_visible;  // [kv_tile]
   RowStates<T> chunk;
   RowStates<T> total;
@@ -81,6 +82,7 @@ struct Scratch {
     distance = carver.take<T>(p.kv_tile);
     visible = carver.take<int8_t>(int64_t{p.q_tile} * p.kv_tile);
     key_visible = carver.take<int8_t>(p.kv_tile);
+    cursor = carver.take<int32_t>(p.q_tile);
     chunk = take_states(p, carver);
     total = take_states(p, carver);
   }
@@ -120,6 +122,7 @@ class ForwardItem {
     x.total.init(rows);
     if (rows == 0) return;
     load_q();
+    for (int64_t i = 0; p.blocks.active() && i < p.q_tile; ++i) x.cursor[i] = 0;
     const auto range = visibility.tiles(row_begin, row_begin + rows, int64_t{p.kv_tile});
     int64_t current_chunk = -1;
     visit(0, range.leading_end, kv_begin, kv_end, current_chunk);
@@ -211,6 +214,7 @@ class ForwardItem {
       const policy::TileClass tile_class =
           visibility.classify(row_begin, row_begin + rows, key_begin, key_begin + p.kv_tile);
       if (tile_class == policy::TileClass::skip) continue;
+      if (p.blocks.active() && !selected_by_some_row(key_begin)) continue;
       if (key_begin / p.chunk != current_chunk) {
         if (current_chunk >= 0) merge_chunk();
         current_chunk = key_begin / p.chunk;
@@ -231,7 +235,8 @@ class ForwardItem {
     const int64_t keys = s.kv_used - key_begin < p.kv_tile ? s.kv_used - key_begin : p.kv_tile;
     load_k(key_begin, keys);
     tile_product(rows, p.kv_tile, p.head_dim, x.q, p.head_dim, x.k, p.kv_tile, x.scores, p.kv_tile);
-    const bool masked = !all_visible || data_mask.active() || score.has_bias;
+    const bool selected = !p.blocks.active() || mark_selected(key_begin, keys);
+    const bool masked = !all_visible || !selected || data_mask.active() || score.has_bias;
     if (masked) {
       for (int64_t j = 0; j < p.kv_tile; ++j) x.key_visible[j] = 0;
     }
@@ -283,6 +288,57 @@ class ForwardItem {
     }
   }
 
+  // Does some block of rows select a block that reaches into this tile? Tiles come in rising order,
+  // so each list is walked once.
+  bool selected_by_some_row(int64_t key_begin) {
+    const int64_t first_block = row_begin / p.blocks.block_q;
+    const int64_t last_block = (row_begin + rows - 1) / p.blocks.block_q;
+    bool some = false;
+    for (int64_t block = first_block; block <= last_block; ++block) {
+      const int64_t list = p.blocks.list(s.batch, head, block);
+      const int32_t* entries = p.blocks.entries + list * p.blocks.max_selected;
+      int32_t& cursor = x.cursor[block - first_block];
+      while (cursor < p.blocks.counts[list] &&
+             (entries[cursor] + int64_t{1}) * p.blocks.block_kv <= key_begin) {
+        ++cursor;
+      }
+      some |= cursor < p.blocks.counts[list] &&
+              entries[cursor] * p.blocks.block_kv < key_begin + p.kv_tile;
+    }
+    return some;
+  }
+
+  // Starts the visible rows from the selected keys of this tile; true if that is all of them.
+  bool mark_selected(int64_t key_begin, int64_t keys) {
+    const int64_t first_block = row_begin / p.blocks.block_q;
+    int64_t current = -1;
+    bool all = true;
+    for (int64_t i = 0; i < rows; ++i) {
+      int8_t* visible = x.visible + i * p.kv_tile;
+      const int64_t block = (row_begin + i) / p.blocks.block_q;
+      if (block == current) {  // the same list as the row before
+        for (int64_t j = 0; j < p.kv_tile; ++j) visible[j] = visible[j - p.kv_tile];
+        continue;
+      }
+      current = block;
+      for (int64_t j = 0; j < p.kv_tile; ++j) visible[j] = 0;
+      const int64_t list = p.blocks.list(s.batch, head, block);
+      const int32_t* entries = p.blocks.entries + list * p.blocks.max_selected;
+      int64_t count = 0;
+      for (int64_t e = x.cursor[block - first_block]; e < p.blocks.counts[list]; ++e) {
+        int64_t begin = entries[e] * p.blocks.block_kv - key_begin;
+        int64_t end = begin + p.blocks.block_kv;
+        if (begin >= keys) break;
+        if (begin < 0) begin = 0;
+        if (end > keys) end = keys;
+        for (int64_t j = begin; j < end; ++j) visible[j] = -1;
+        count += end - begin;
+      }
+      all &= count == keys;
+    }
+    return all;
+  }
+
   // Which keys row q sees; false if none.
   bool mark_visible(int64_t q, int64_t key_begin, int64_t keys, int8_t* visible) {
     const int64_t lo = visibility.lo(q) - key_begin;
@@ -290,7 +346,8 @@ class ForwardItem {
     const int64_t leading = visibility.sink_tokens - key_begin;
     bool seen = false;
     for (int64_t j = 0; j < p.kv_tile; ++j) {
-      visible[j] = j < keys && j < hi && (j >= lo || j < leading) ? -1 : 0;
+      const int8_t selected = p.blocks.active() ? visible[j] : int8_t{-1};
+      visible[j] = j < keys && j < hi && (j >= lo || j < leading) ? selected : int8_t{0};
     }
     if (data_mask.active()) {
       for (int64_t j = 0; j < keys; ++j) {

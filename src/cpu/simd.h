@@ -153,7 +153,7 @@ RUNMAX_INLINE Vec<float> exp_nonpositive(Vec<float> y) {
   typedef MaskVec<float> I;
   const I bits = reinterpret_cast<I>(p) + (reinterpret_cast<I>(shifted) << 23);
   const V result = reinterpret_cast<V>(bits);
-  const V flushed = y < -87.0f ? V{} : result;
+  const V flushed = y < -87.33654f ? V{} : result;
   return y == y ? flushed : y;
 }
 RUNMAX_INLINE Vec<double> exp_nonpositive(Vec<double> y) {
@@ -173,7 +173,7 @@ RUNMAX_INLINE Vec<double> exp_nonpositive(Vec<double> y) {
   typedef MaskVec<double> I;
   const I bits = reinterpret_cast<I>(p) + (reinterpret_cast<I>(shifted) << 52);
   const V result = reinterpret_cast<V>(bits);
-  const V flushed = y < -708.0 ? V{} : result;
+  const V flushed = y < -708.396 ? V{} : result;
   return y == y ? flushed : y;
 }
 template <class T>

@@ -2,6 +2,7 @@
 // src/policy, so that counts and kernels cannot drift apart.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/tensor.h"
@@ -13,6 +14,8 @@ namespace runmax {
 namespace {
 
 using Visibility = policy::Visibility<int64_t>;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Lengths {
   int64_t q_start, kv_start;  // packed storage
@@ -72,9 +75,14 @@ struct Counter {
   // Pairs (row, key) of one sequence and head that pass visibility and every mask that is data.
   uint64_t visible_by_data(int64_t b, int64_t head, const Lengths& n, const Visibility& v) const {
     uint64_t pairs = 0;
+    std::vector<bool> blocks;
     for (int64_t q = 0; q < n.q_used; ++q) {
+      if (selects_blocks() && q % raw().block_q == 0) {
+        blocks = selected_blocks(b, head, q / raw().block_q, ceil_div(n.kv_len, raw().block_kv));
+      }
       const int64_t end = v.hi(q);
       for (int64_t kv = 0; kv < end; ++kv) {
+        if (selects_blocks() && !blocks[static_cast<size_t>(kv / raw().block_kv)]) continue;
         pairs += v.keep(q, kv) && segments_agree(b, n, q, kv) && mask_keeps(b, head, q, kv) &&
                  bias_keeps(b, head, q, kv);
       }
@@ -122,16 +130,43 @@ struct Counter {
     }
   }
 
+  // Key blocks that block `q_block` of rows selected, as a set over all of them.
+  std::vector<bool> selected_blocks(int64_t b, int64_t head, int64_t q_block,
+                                    int64_t kv_blocks) const {
+    const runmax_tensor& t = raw().block_index;
+    std::vector<bool> selected(static_cast<size_t>(kv_blocks));
+    const int64_t heads = t.shape[problem().packed ? 0 : 1];
+    const int64_t list_head = head * heads / problem().q_heads;
+    int64_t at = 0;
+    if (problem().packed) {
+      int64_t first = 0;
+      for (int64_t i = 0; i < b; ++i) first += ceil_div(lengths(i).q_len, raw().block_q);
+      at = list_head * t.stride[0] + (first + q_block) * t.stride[1];
+    } else {
+      at = b * t.stride[0] + list_head * t.stride[1] + q_block * t.stride[2];
+    }
+    for (int64_t i = 0; i < t.shape[t.rank - 1]; ++i) {
+      const int32_t block = args->block_index[at + i * t.stride[t.rank - 1]];
+      if (block >= 0 && block < kv_blocks) selected[static_cast<size_t>(block)] = true;
+    }
+    return selected;
+  }
+
+  bool selects_blocks() const { return args != nullptr && Problem::present(raw().block_index); }
+
   bool masks_are_data() const {
-    return args != nullptr && (Problem::present(raw().mask) || Problem::present(raw().bias) ||
-                               Problem::present(raw().segment_ids_q));
+    return args != nullptr &&
+           (Problem::present(raw().block_index) || Problem::present(raw().mask) ||
+            Problem::present(raw().bias) || Problem::present(raw().segment_ids_q));
   }
   // Do masks differ between heads?
   bool heads_differ() const {
     const auto by_head = [](const runmax_tensor& t) {
       return Problem::present(t) && t.shape[1] != 1;
     };
-    return by_head(raw().mask) || by_head(raw().bias);
+    const runmax_tensor& blocks = raw().block_index;
+    return by_head(raw().mask) || by_head(raw().bias) ||
+           (selects_blocks() && blocks.shape[problem().packed ? 0 : 1] != 1);
   }
 };
 
@@ -142,48 +177,75 @@ struct Counts {
   uint64_t kv_rows = 0;   // key rows loaded, once per q tile that visits them
 };
 
-void count_tiles(const Visibility& v, int64_t q_used, const Config& config, Counts& counts) {
-  const int64_t q_tile = std::max(config.q_tile, 1);
-  const int64_t kv_tile = std::max(config.kv_tile, 1);
-  for (int64_t begin = 0; begin < q_used; begin += q_tile) {
-    const int64_t end = std::min(begin + q_tile, q_used);
-    const policy::TileRange<int64_t> range = v.tiles(begin, end, kv_tile);
+// Tiles that the kernel visits for one head: those of the visibility rule and, with block
+// selection, of the blocks that some row of the tile selected.
+void count_tiles(const Counter& counter, int64_t b, int64_t head, const Lengths& n,
+                 const Visibility& v, Counts& counts) {
+  const int64_t q_tile = std::max(counter.plan.config.q_tile, 1);
+  const int64_t kv_tile = std::max(counter.plan.config.kv_tile, 1);
+  const int64_t block_q = counter.raw().block_q;
+  const int64_t block_kv = counter.raw().block_kv;
+  for (int64_t begin = 0; begin < n.q_used; begin += q_tile) {
+    const int64_t end = std::min(begin + q_tile, n.q_used);
+    std::vector<bool> selected;
+    if (counter.selects_blocks()) {
+      selected.resize(static_cast<size_t>(ceil_div(n.kv_len, block_kv)));
+      for (int64_t block = begin / block_q; block <= (end - 1) / block_q; ++block) {
+        const std::vector<bool> one =
+            counter.selected_blocks(b, head, block, static_cast<int64_t>(selected.size()));
+        for (size_t i = 0; i < one.size(); ++i) selected[i] = selected[i] || one[i];
+      }
+    }
     const auto visit = [&](int64_t tile) {
       const int64_t key = tile * kv_tile;
+      const int64_t key_end = std::min(key + kv_tile, v.kv_len);
       if (v.classify(begin, end, key, key + kv_tile) == policy::TileClass::skip) return;
+      if (counter.selects_blocks()) {
+        const auto from = selected.begin() + key / block_kv;
+        const auto to = selected.begin() + ceil_div(key_end, block_kv);
+        if (std::find(from, to, true) == to) return;
+      }
       counts.executed += static_cast<uint64_t>((end - begin) * kv_tile);
-      counts.kv_rows += static_cast<uint64_t>(std::min(kv_tile, v.kv_len - key));
+      counts.kv_rows += static_cast<uint64_t>(key_end - key);
     };
+    const policy::TileRange<int64_t> range = v.tiles(begin, end, kv_tile);
     for (int64_t tile = 0; tile < range.leading_end; ++tile) visit(tile);
     for (int64_t tile = range.begin; tile < range.end; ++tile) visit(tile);
   }
 }
 
+// One sequence and head.
+Counts count_head(const Counter& counter, int64_t b, int64_t head) {
+  const Lengths n = counter.lengths(b);
+  const Visibility v = counter.visibility(b, n);
+  Counts counts;
+  counts.all = static_cast<uint64_t>(n.q_len) * static_cast<uint64_t>(n.kv_len);
+  count_tiles(counter, b, head, n, v, counts);
+  if (counter.masks_are_data()) {
+    counts.visible = counter.visible_by_data(b, head, n, v);
+  } else {
+    for (int64_t q = 0; q < n.q_used; ++q) {
+      counts.visible += static_cast<uint64_t>(v.visible_keys(q));
+    }
+  }
+  return counts;
+}
+
 Counts count_forward(const Counter& counter) {
   const Problem& problem = counter.problem();
-  const uint64_t heads = static_cast<uint64_t>(problem.q_heads);
+  // Heads whose masks agree are counted once.
+  const int64_t distinct =
+      counter.heads_differ() ? problem.q_heads : std::min<int64_t>(problem.q_heads, 1);
+  const uint64_t times = distinct > 0 ? static_cast<uint64_t>(problem.q_heads / distinct) : 0;
   Counts total;
   for (int64_t b = 0; b < problem.batch; ++b) {
-    const Lengths n = counter.lengths(b);
-    const Visibility v = counter.visibility(b, n);
-    Counts one;  // per head
-    one.all = static_cast<uint64_t>(n.q_len) * static_cast<uint64_t>(n.kv_len);
-    count_tiles(v, n.q_used, counter.plan.config, one);
-    if (!counter.masks_are_data()) {
-      for (int64_t q = 0; q < n.q_used; ++q) {
-        one.visible += static_cast<uint64_t>(v.visible_keys(q));
-      }
-    } else if (!counter.heads_differ()) {
-      one.visible = counter.visible_by_data(b, 0, n, v);
-    } else {
-      for (int64_t h = 0; h < problem.q_heads; ++h) {
-        total.visible += counter.visible_by_data(b, h, n, v);
-      }
+    for (int64_t head = 0; head < distinct; ++head) {
+      const Counts one = count_head(counter, b, head);
+      total.visible += times * one.visible;
+      total.all += times * one.all;
+      total.executed += times * one.executed;
+      total.kv_rows += times * one.kv_rows;
     }
-    total.visible += heads * one.visible;
-    total.all += heads * one.all;
-    total.executed += heads * one.executed;
-    total.kv_rows += heads * one.kv_rows;
   }
   return total;
 }

@@ -34,6 +34,25 @@ struct Sequence {
   int64_t prefix_len;
 };
 
+// Key blocks that blocks of rows selected, prepared: every list sorted, without duplicates.
+struct BlockLists {
+  const int32_t* entries;  // [lists, max_selected]; null = no block selection
+  const int32_t* counts;   // [lists]
+  int64_t max_selected;
+  int64_t block_q;
+  int64_t block_kv;
+  int64_t batch_lists;     // lists between neighbours along batch ...
+  int64_t head_lists;      // ... and along the heads of block_index
+  int64_t heads_per_list;  // query heads that share one
+  const int64_t* start;    // [batch] packed: first block of a sequence; null when dense
+
+  RUNMAX_INLINE bool active() const { return entries != nullptr; }
+  RUNMAX_INLINE int64_t list(int64_t batch, int64_t head, int64_t q_block) const {
+    const int64_t first = start != nullptr ? start[batch] : batch * batch_lists;
+    return first + head / heads_per_list * head_lists + q_block;
+  }
+};
+
 struct ForwardParams {
   Operand q, k, v, out, lse, lse_lo;
   Operand bias, mask, alibi_slopes, sink;
@@ -63,6 +82,7 @@ struct ForwardParams {
   Dropout dropout;  // seed and offset by value; dropout_of() reads those given by pointer
   const uint64_t* seed_pointer = nullptr;
   const uint64_t* offset_pointer = nullptr;
+  BlockLists blocks{};
 
   // Tiles. Keys of one chunk are reduced on their own and chunk results are merged in order, so
   // that a row's bits do not depend on how chunks are spread over work items.

@@ -1,8 +1,6 @@
 /* A program of release 0.1: compiled against the frozen header of that release (v0_1/runmax), run
  * against the present library. Every struct that the library fills is followed by guard bytes,
  * since the present one may be longer than this program knows. */
-#include <stdlib.h>
-
 #include "expect.h"
 
 #define VALUE(name, number)

@@ -1,8 +1,6 @@
 /* What a struct of another release meets. Given to the library: shorter than in the first release
  * is refused; longer is taken if what this library does not know is zero, and refused otherwise.
  * Filled by the library: shorter than in the first release is refused; longer is taken. */
-#include <stdlib.h>
-
 #include "expect.h"
 
 #define SIZE(type, bytes) enum { kFirst_##type = (bytes) };
@@ -14,6 +12,7 @@ enum { kTail = 64 };
 
 static runmax_device* device;
 static runmax_plan* plan;
+static void* workspace;
 
 /* The struct `type` with a tail, as a longer release would have it. */
 #define LONGER(type)           \
@@ -80,12 +79,7 @@ static runmax_status device_create(void* x) {
 }
 static runmax_status check_args(void* x) { return runmax_check_args(plan, x, NULL); }
 static runmax_status execute(void* x) {
-  const size_t size = runmax_plan_workspace_size(plan);
-  void* workspace = NULL;
-  EXPECT(runmax_device_alloc(device, size, &workspace) == RUNMAX_OK);
-  const runmax_status status = runmax_execute(plan, x, workspace, size, NULL);
-  EXPECT(runmax_device_free(device, workspace) == RUNMAX_OK);
-  return status;
+  return runmax_execute(plan, x, workspace, runmax_plan_workspace_size(plan), NULL);
 }
 
 static runmax_status device_info(void* x) { return runmax_device_get_info(device, x); }
@@ -120,6 +114,7 @@ int main(void) {
   EXPECT(runmax_device_create(NULL, &device) == RUNMAX_OK);
   EXPECT(runmax_plan_create(&problem.value, device, &plan) == RUNMAX_OK);
   if (device == NULL || plan == NULL) return 1;
+  EXPECT(runmax_device_alloc(device, runmax_plan_workspace_size(plan), &workspace) == RUNMAX_OK);
 
   check_given(&problem, sizeof problem.value, kFirst_runmax_problem, validate);
   check_given(&problem, sizeof problem.value, kFirst_runmax_problem, supports);
@@ -135,6 +130,7 @@ int main(void) {
   CHECK_FILLED(runmax_kernel_info, kernel_info);
   CHECK_FILLED(runmax_environment_info, environment_info);
 
+  EXPECT(runmax_device_free(device, workspace) == RUNMAX_OK);
   runmax_plan_destroy(plan);
   runmax_device_destroy(device);
   return failures == 0 ? 0 : 1;

@@ -56,8 +56,8 @@ int attend(const Options& options) {
   std::vector<FileTensor> inputs = open_inputs(options);
   for (const FileTensor& input : inputs) files.refuse_input(*input.file);
 
-  Request request(options, std::move(inputs));
   const Device device = make_device(options);
+  Request request(options, std::move(inputs));
   const Plan forward = make_plan(request.forward(), device.get());
   const Plan backward =
       request.wants_backward() ? make_plan(request.backward(), device.get()) : nullptr;

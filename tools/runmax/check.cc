@@ -17,8 +17,8 @@ using testing::CheckReport;
 using testing::Comparison;
 
 CheckReport check_file(const Options& options) {
-  Request request(options, open_inputs(options));
   const Device device = make_device(options);
+  Request request(options, open_inputs(options));
   if (request.wants_backward()) {
     require(runmax_supports(&request.backward(), device.get()));
     fail("IN.d_out", "asks for gradients, which check does not compare in this release");
@@ -80,7 +80,9 @@ int check(const Options& options) {
   if (options.json) {
     print_json(json_of(report));
   } else if (!options.quiet) {
-    print(report.text());
+    std::string text = report.text();
+    if (text.empty() || text.back() != '\n') text += '\n';
+    print(text);
   }
   return report.passed() ? kExitDone : kExitCheckFailed;
 }

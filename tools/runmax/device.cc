@@ -5,6 +5,14 @@
 namespace runmax::cli {
 
 Device make_device(const Options& options, uint64_t isa_mask) {
+  if (options.device_kind == RUNMAX_DEVICE_CUDA) {
+    int32_t gpus = 0;
+    require(runmax_device_count(RUNMAX_DEVICE_CUDA, &gpus));
+    if (gpus == 0) fail("--device", "is cuda, must be cpu: {}", runmax_last_error());
+    if (options.device_index >= gpus) {
+      fail("--device", "is cuda:{}, must be below cuda:{}", options.device_index, gpus);
+    }
+  }
   runmax_device_options request{};
   request.struct_size = sizeof request;
   request.kind = options.device_kind;

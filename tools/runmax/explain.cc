@@ -27,9 +27,9 @@ const char* op_name(int32_t op) {
 }
 
 Subject explain_file(const Options& options) {
+  const Device device = make_device(options);  // outlives the memory that the request holds on it
   Request request(options, open_inputs(options));
   const runmax_problem& problem = request.wants_backward() ? request.backward() : request.forward();
-  const Device device = make_device(options);
   const Plan plan = make_plan(problem, device.get());
   request.load(device.get());
   runmax_plan_info info{};
@@ -134,13 +134,14 @@ std::string explain_text(const Subject& subject) {
   std::string text =
       "exact, not approximate: every visible query/key pair is scored; only the order of the work\n"
       "changes, tile by tile, with a running maximum and a running sum per row\n\n";
+  const std::string pairs = count_text(static_cast<double>(info.visible_pairs));
   text += fmt::format("problem     {}\n", problem_text(subject.problem));
   text += info.from_data != 0
-              ? fmt::format("counted     from the data: {} visible pairs\n", info.visible_pairs)
+              ? fmt::format("counted     from the data: {} visible pairs\n", pairs)
               : fmt::format(
                     "estimated   from the shapes, lengths and masks that are data taken as "
                     "absent: {} visible pairs\n",
-                    info.visible_pairs);
+                    pairs);
   text +=
       fmt::format("fast level  {} ({}): a tile of {} rows x {} keys keeps {} there\n",
                   info.fast_level, bytes_text(static_cast<double>(info.fast_level_bytes)),

@@ -88,7 +88,10 @@ ordered_json environment() {
 
 std::string joined(const ordered_json& names) {
   std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : " ") + name.get<std::string>();
+  for (const auto& name : names) {
+    if (!text.empty()) text += ' ';
+    text += name.get<std::string>();
+  }
   return text;
 }
 

@@ -44,8 +44,11 @@ std::vector<FileTensor> open_inputs(const Options& options) {
   if (!options.in.empty()) {
     inputs = read_safetensors(std::make_shared<const InputFile>("IN", options.in));
   } else {
-    for (const auto& [name, path] : options.npy_inputs) {
-      inputs.push_back(read_npy(std::make_shared<const InputFile>(flag_of(name), path), name));
+    for (const char* name : kInputTensors) {
+      const auto it = options.npy_inputs.find(name);
+      if (it == options.npy_inputs.end()) continue;
+      inputs.push_back(
+          read_npy(std::make_shared<const InputFile>(flag_of(name), it->second), name));
     }
   }
   for (const FileTensor& input : inputs) {

@@ -29,6 +29,7 @@ class Request {
   bool wants_backward() const { return wants_backward_; }
   const runmax_problem& backward() const { return backward_; }
 
+  // The device has to outlive the request, whose memory lies on it.
   void load(runmax_device* device);
   const runmax_args& args() const { return args_; }
 

@@ -55,9 +55,9 @@ __device__ inline ExactRow<kMaxColumns> exact_row(const ForwardParams& p, const 
     bool visible = key < hi && visibility.keep(q, key) && data_mask.keep(q, key);
     double bias = 0;
     if (visible && score.has_bias) {
-      bias = load_scalar<double>(p.bias.dtype, p.bias.pointer,
-                                 s.batch * p.bias.batch + head * p.bias.head + q * p.bias.row +
-                                     key * p.bias.column);
+      bias = load_scalar<double>(
+          p.bias.dtype, p.bias.pointer,
+          s.batch * p.bias.batch + head * p.bias.head + q * p.bias.row + key * p.bias.column);
       visible = bias != kMinusInfinity<double>;
     }
     double x = kMinusInfinity<double>;
@@ -111,9 +111,9 @@ __device__ inline ExactRow<kMaxColumns> exact_row(const ForwardParams& p, const 
 
 // Writes rows [row_begin, row_end) of a sequence: the results, or the partial states of a split.
 template <class Element, int kMaxColumns>
-__device__ __noinline__ void recompute_rows(const ForwardParams& p, const Sequence& s,
-                                            int64_t head, int64_t row_begin, int64_t row_end,
-                                            int64_t split, int64_t kv_begin, int64_t kv_end) {
+__device__ __noinline__ void recompute_rows(const ForwardParams& p, const Sequence& s, int64_t head,
+                                            int64_t row_begin, int64_t row_end, int64_t split,
+                                            int64_t kv_begin, int64_t kv_end) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t warps = blockDim.x / 32;
   for (int64_t q = row_begin + threadIdx.x / 32; q < row_end; q += warps) {

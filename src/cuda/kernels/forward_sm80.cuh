@@ -3,8 +3,8 @@
 //   block = (sequence, query head, q tile [, kv split]); a warp owns 16 or 32 rows of it
 //   for each kv tile that some row sees, copied to shared memory while the one before is at work:
 //     scores   S = Q K^T      mma.sync m16n8k16, f32, in registers
-//     policy   (kFeatures) scale, softcap, bias, ALiBi, data masks; partial tiles: invisible to -inf
-//     softmax  S becomes P in place (softmax.cuh); rounded in pairs it is the A operand of
+//     policy   (kFeatures) scale, softcap, bias, ALiBi, data masks; partial tiles: invisible to
+//     -inf softmax  S becomes P in place (softmax.cuh); rounded in pairs it is the A operand of
 //     product  O += P V       mma.sync, f32, in registers
 //   at the end O / sum and lse
 //
@@ -27,8 +27,8 @@ namespace runmax::cuda::sm80 {
 
 struct ForwardArgs {
   ForwardParams p;
-  uint32_t section;   // dense: (sequence, head) pairs whose q tiles are interleaved, last rows first
-  float scale_log2;   // of dot products; 0: scores are in natural units
+  uint32_t section;  // dense: (sequence, head) pairs whose q tiles are interleaved, last rows first
+  float scale_log2;  // of dot products; 0: scores are in natural units
   bool async_copies;  // q, k and v can be copied in pieces of 16 bytes
   bool wide_stores;   // out can be stored in pieces of 16 bytes
 };
@@ -150,8 +150,7 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
   if (p.num_splits > 1) {
     const int64_t begin = item.split * p.split_len;
     c.kv_begin = static_cast<int>(begin < c.kv_end ? begin : c.kv_end);
-    c.kv_end =
-        static_cast<int>(begin + p.split_len < c.kv_end ? begin + p.split_len : c.kv_end);
+    c.kv_end = static_cast<int>(begin + p.split_len < c.kv_end ? begin + p.split_len : c.kv_end);
   }
   if (c.rows > 0) {
     c.seen_keys = {c.visibility.lo(c.row_begin),
@@ -321,8 +320,8 @@ class ForwardBlock {
     return {seen.begin - key_begin, seen.end - key_begin, seen.leading - key_begin};
   }
   __device__ __forceinline__ void load_k(int tile, int stage) {
-    load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes,
-                  source(late_.k, p.k, p.head_dim), tile * kKvTile, keys_from(tile * kKvTile));
+    load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes, source(late_.k, p.k, p.head_dim),
+                  tile * kKvTile, keys_from(tile * kKvTile));
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
     load<kKvTile>(Config::kQBytes + (2 * stage + 1) * Config::kKvBytes,
@@ -468,9 +467,9 @@ class ForwardBlock {
     score.has_bias = p.bias.present();
     score.has_alibi = p.alibi_slopes.present();
     if (score.has_alibi) {
-      score.alibi_slope =
-          load_scalar<float>(p.alibi_slopes.dtype, p.alibi_slopes.pointer,
-                             late_.s.batch * p.alibi_slopes.batch + late_.head * p.alibi_slopes.head);
+      score.alibi_slope = load_scalar<float>(
+          p.alibi_slopes.dtype, p.alibi_slopes.pointer,
+          late_.s.batch * p.alibi_slopes.batch + late_.head * p.alibi_slopes.head);
     }
     dropout = policy::dropout_of(p);
   }
@@ -493,7 +492,8 @@ class ForwardBlock {
         const bool row_used = row_of(m, h) < late_.rows;
         const RowFilter keys{late_.visibility.lo(q) - first, late_.visibility.hi(q) - first,
                              late_.visibility.sink_tokens - first};
-        const int64_t bias_row = late_.s.batch * p.bias.batch + late_.head * p.bias.head + q * p.bias.row;
+        const int64_t bias_row =
+            late_.s.batch * p.bias.batch + late_.head * p.bias.head + q * p.bias.row;
         const float diagonal = static_cast<float>(q + late_.s.offset - first);
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
@@ -513,7 +513,8 @@ class ForwardBlock {
             }
             // Overflow on the way to a representable score: recompute_rows() has the range.
             suspicious |= visible && !finite(x);
-            if (natural) x = score.forward(x, fabsf(diagonal - static_cast<float>(8 * n + e)), bias);
+            if (natural)
+              x = score.forward(x, fabsf(diagonal - static_cast<float>(8 * n + e)), bias);
             x = visible ? x : kMinusInfinity<float>;
           }
         }
@@ -532,8 +533,8 @@ class ForwardBlock {
       const uint32_t q = static_cast<uint32_t>(late_.row_begin + row_of(m, odd ? 1 : 0));
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
-        const uint32_t quad = static_cast<uint32_t>(key_begin + 8 * n) / 4 +
-                              static_cast<uint32_t>(lane() % 4 / 2);
+        const uint32_t quad =
+            static_cast<uint32_t>(key_begin + 8 * n) / 4 + static_cast<uint32_t>(lane() % 4 / 2);
         const PhiloxBlock block = dropout.words(batch_head, q, quad);
         // Words 0, 1 are the even lane's keys, 2, 3 the odd lane's.
         const uint32_t mine0 = odd ? block.word[2] : block.word[0];
@@ -542,8 +543,8 @@ class ForwardBlock {
             __shfl_xor_sync(0xffffffffu, odd ? block.word[0] : block.word[2], 1);
         const uint32_t other1 =
             __shfl_xor_sync(0xffffffffu, odd ? block.word[1] : block.word[3], 1);
-        const uint32_t words[4] = {odd ? other0 : mine0, odd ? other1 : mine1,
-                                   odd ? mine0 : other0, odd ? mine1 : other1};
+        const uint32_t words[4] = {odd ? other0 : mine0, odd ? other1 : mine1, odd ? mine0 : other0,
+                                   odd ? mine1 : other1};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!dropout.keep(words[i])) scores[m][n][i] = 0;
@@ -561,7 +562,8 @@ class ForwardBlock {
     }
     const int q = late_.row_begin + row_of(m, h);
     const int hi = min(late_.visibility.hi(q), late_.kv_end);
-    return late_.kv_begin < hi && (late_.visibility.lo(q) < hi || late_.kv_begin < late_.visibility.sink_tokens);
+    return late_.kv_begin < hi &&
+           (late_.visibility.lo(q) < hi || late_.kv_begin < late_.visibility.sink_tokens);
   }
 
   // Writes every row of the block. True: the block must be recomputed, and nothing was written of
@@ -629,9 +631,9 @@ class ForwardBlock {
   }
 
   // With a sink, or where lse must be known beyond one rounding.
-  static __device__ __noinline__ Finished<float> finished_wide(const ForwardParams& p,
-                                                               int64_t head, double reference,
-                                                               float sum, bool seen) {
+  static __device__ __noinline__ Finished<float> finished_wide(const ForwardParams& p, int64_t head,
+                                                               double reference, float sum,
+                                                               bool seen) {
     const bool has_sink = p.sink.present();
     const float sink =
         has_sink ? load_scalar<float>(p.sink.dtype, p.sink.pointer, head * p.sink.head) : 0.0f;
@@ -720,8 +722,7 @@ class ForwardBlock {
       const int index = 32 * i + lane();
       const int row = index / kUnits;
       const int unit = index % kUnits;
-      if (warp_row + row >= first_row && warp_row + row < written_rows &&
-          unit * 8 < p.head_dim_v) {
+      if (warp_row + row >= first_row && warp_row + row < written_rows && unit * 8 < p.head_dim_v) {
         *reinterpret_cast<uint4*>(base + row * p.out.row + unit * 8) =
             *reinterpret_cast<const uint4*>(staging + row * Tile::kRowBytes + unit * 16);
       }
@@ -784,7 +785,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   if (number >= static_cast<uint64_t>(item_count(p))) return;
   __shared__ BlockContext late;
   __shared__ WarpKeys warp_keys[Config::kWarps];
-  const BlockContext context = context_of<typename Config::Element>(p, decode(args, number), Config::kQTile);
+  const BlockContext context =
+      context_of<typename Config::Element>(p, decode(args, number), Config::kQTile);
   if (context.storage_rows == 0) return;
   if (threadIdx.x == 0) late = context;
   __syncthreads();
