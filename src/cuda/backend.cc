@@ -18,9 +18,15 @@ Status on_device(const Launch& request) {
   return launch(request);
 }
 
-#define RUNMAX_ROW(name, op, summary)                                                  \
-  KernelEntry{#name,           summary,          RUNMAX_DEVICE_CUDA, op,               \
-              /*required_isa=*/0, name##_supports, name##_configure,  name##_cost,     \
+#define RUNMAX_ROW(name, op, summary) \
+  KernelEntry{#name,                  \
+              summary,                \
+              RUNMAX_DEVICE_CUDA,     \
+              op,                     \
+              /*required_isa=*/0,     \
+              name##_supports,        \
+              name##_configure,       \
+              name##_cost,            \
               on_device<name##_launch>},
 constexpr KernelEntry kTable[] = {RUNMAX_CUDA_KERNELS(RUNMAX_ROW)};
 #undef RUNMAX_ROW

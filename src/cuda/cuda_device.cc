@@ -52,8 +52,8 @@ class CudaDevice : public Device {
     const cudaMemcpyKind kind = direction == RUNMAX_COPY_TO_DEVICE     ? cudaMemcpyHostToDevice
                                 : direction == RUNMAX_COPY_FROM_DEVICE ? cudaMemcpyDeviceToHost
                                                                        : cudaMemcpyDeviceToDevice;
-    return status_of(
-        cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(stream)), "copy");
+    return status_of(cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(stream)),
+                     "copy");
   }
 
   Status sync(void* stream) override {
@@ -106,8 +106,8 @@ Result<std::unique_ptr<Device>> create_device(const runmax_device_options& optio
   const std::string found =
       std::to_string(properties.major) + "." + std::to_string(properties.minor);
   if (properties.major < kFirstMajor) {
-    return Status(RUNMAX_DEVICE_ERROR, "index", "index: names a GPU of compute capability " + found +
-                                                    ", must be 8.0 or later");
+    return Status(RUNMAX_DEVICE_ERROR, "index",
+                  "index: names a GPU of compute capability " + found + ", must be 8.0 or later");
   }
   const CurrentDevice current(options.index);
   const cudaError_t error = load_kernels();

@@ -33,8 +33,8 @@ int64_t resident_blocks(const DeviceInfo& device) {
 
 // Work items of the grid, at most.
 int64_t max_items(const Problem& problem, const Config& config) {
-  const int64_t v_blocks = (problem.head_dim_v + instance(problem).columns - 1) /
-                           instance(problem).columns;
+  const int64_t v_blocks =
+      (problem.head_dim_v + instance(problem).columns - 1) / instance(problem).columns;
   return max_tiles(problem, config.q_tile) * problem.q_heads * config.num_splits * v_blocks;
 }
 
@@ -69,8 +69,8 @@ Config forward_cuda_configure(const Problem& problem, const DeviceInfo& device, 
       configure_forward(problem, device, ledger, {kernel.rows, kKeys}, resident_blocks(device));
   config.fast_tile_bytes = static_cast<int64_t>(kernel.shared_bytes);
   if (problem.kv_len > kChunk) {
-    ledger.book("total", static_cast<size_t>(grid_blocks(problem, device, config)) *
-                             kernel.total_bytes);
+    ledger.book("total",
+                static_cast<size_t>(grid_blocks(problem, device, config)) * kernel.total_bytes);
   }
   return config;
 }
@@ -88,11 +88,10 @@ Status forward_cuda_launch(const Launch& launch) {
   RUNMAX_RETURN_IF_ERROR(begin_forward(launch, p));
   if (max_items(launch.problem, launch.config) == 0) return Status::ok();
   const int64_t blocks = grid_blocks(launch.problem, launch.device.info(), launch.config);
-  RUNMAX_RETURN_IF_ERROR(status_of(
-      instance(launch.problem)
-          .launch(p, launch.ledger.take(launch.workspace, "total"), static_cast<unsigned>(blocks),
-                  stream_of(launch)),
-      "forward"));
+  RUNMAX_RETURN_IF_ERROR(status_of(instance(launch.problem)
+                                       .launch(p, launch.ledger.take(launch.workspace, "total"),
+                                               static_cast<unsigned>(blocks), stream_of(launch)),
+                                   "forward"));
   return end_forward(launch, p);
 }
 

@@ -18,13 +18,13 @@ struct GenericInstance {
 };
 
 // halves: 64-column parts of a V block.
-#define RUNMAX_GENERIC_INSTANCES(X)         \
-  X(f32_1, float, float, 8, 1)              \
-  X(f32_2, float, float, 8, 2)              \
-  X(bf16_1, Bf16, float, 8, 1)              \
-  X(bf16_2, Bf16, float, 8, 2)              \
-  X(f16_1, F16, float, 8, 1)                \
-  X(f16_2, F16, float, 8, 2)                \
+#define RUNMAX_GENERIC_INSTANCES(X) \
+  X(f32_1, float, float, 8, 1)      \
+  X(f32_2, float, float, 8, 2)      \
+  X(bf16_1, Bf16, float, 8, 1)      \
+  X(bf16_2, Bf16, float, 8, 2)      \
+  X(f16_1, F16, float, 8, 1)        \
+  X(f16_2, F16, float, 8, 2)        \
   X(f64_1, double, double, 4, 1)
 
 #define RUNMAX_DECLARE(name, stored, arithmetic, rows_per_thread, halves) \

@@ -15,14 +15,16 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // No split is shorter: merging has a price too.
 constexpr int64_t kShortestSplit = 256;
 
-int64_t partial_element(const Problem& problem) { return problem.raw.q.dtype == RUNMAX_F64 ? 8 : 4; }
+int64_t partial_element(const Problem& problem) {
+  return problem.raw.q.dtype == RUNMAX_F64 ? 8 : 4;
+}
 
 }  // namespace
 
 Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return Status::ok();
-  const std::string text = std::string(what) + ": failed on the GPU (" + cudaGetErrorString(error) +
-                           "), must succeed";
+  const std::string text =
+      std::string(what) + ": failed on the GPU (" + cudaGetErrorString(error) + "), must succeed";
   return {error == cudaErrorMemoryAllocation ? RUNMAX_OUT_OF_MEMORY : RUNMAX_DEVICE_ERROR, what,
           text};
 }
@@ -42,8 +44,8 @@ Config configure_forward(const Problem& problem, const DeviceInfo&, Workspace& l
       splits = std::clamp<int64_t>(problem.kv_len / kShortestSplit, 1, blocks / items);
     }
   }
-  int64_t split_len = std::max<int64_t>(
-      ceil_div(ceil_div(problem.kv_len, splits), tiles.kv) * tiles.kv, tiles.kv);
+  int64_t split_len =
+      std::max<int64_t>(ceil_div(ceil_div(problem.kv_len, splits), tiles.kv) * tiles.kv, tiles.kv);
   if (problem.raw.num_splits == 0) {  // no split is empty
     splits = std::max<int64_t>(ceil_div(problem.kv_len, split_len), 1);
   }

@@ -10,8 +10,8 @@
 
 namespace runmax::cuda {
 
-#define RUNMAX_DECLARE(name, op, summary)                                      \
-  const char* name##_supports(const Problem& problem, const DeviceInfo& info); \
+#define RUNMAX_DECLARE(name, op, summary)                                                     \
+  const char* name##_supports(const Problem& problem, const DeviceInfo& info);                \
   Config name##_configure(const Problem& problem, const DeviceInfo& info, Workspace& ledger); \
   double name##_cost(const Problem& problem, const DeviceInfo& info, const Config& config);   \
   Status name##_launch(const Launch& launch);                                                 \

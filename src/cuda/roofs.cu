@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kThreads) multiply_add(float* out, float a, fl
   if (sum == 12345.678f) *out = sum;  // never, but the compiler cannot know
 }
 
-__global__ void __launch_bounds__(kThreads) read_stream(const float4* from, int64_t count,
-                                                        float* out) {
+__global__ void __launch_bounds__(kThreads)
+    read_stream(const float4* from, int64_t count, float* out) {
   float sum = 0;
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;

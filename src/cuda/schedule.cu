@@ -1,8 +1,7 @@
-#include "cuda/schedule.h"
-
 #include <algorithm>
 
 #include "cuda/numeric.cuh"
+#include "cuda/schedule.h"
 
 namespace runmax::cuda {
 
@@ -65,9 +64,8 @@ __global__ void __launch_bounds__(kThreads)
       }
       Finished<T> done{T{0}, kMinusInfinity<T>, T{0}};
       if (row < s.q_used) {
-        const T sink = has_sink
-                           ? load_scalar<T>(p.sink.dtype, p.sink.pointer, item.head * p.sink.head)
-                           : T{0};
+        const T sink =
+            has_sink ? load_scalar<T>(p.sink.dtype, p.sink.pointer, item.head * p.sink.head) : T{0};
         done = finish_row(max, sum, seen, has_sink, sink);
       }
       const int64_t offset = policy::q_row_offset(p.out, s, item.head, row);

@@ -25,7 +25,8 @@ struct CudaBackend {
   Result<std::unique_ptr<Device>> (*create_device)(const runmax_device_options& options);
 };
 
-// What librunmax_cuda.so exports: its backend, or nullptr if `build` is not the build it belongs to.
+// What librunmax_cuda.so exports: its backend, or nullptr if `build` is not the build it belongs
+// to.
 using CudaBackendEntry = const CudaBackend* (*)(const char* build);
 inline constexpr const char* kCudaBackendEntry = "runmax_cuda_backend";
 
