@@ -16,6 +16,8 @@ namespace {
 
 constexpr int64_t kGuard = 256;
 constexpr int64_t kBlockAlignment = 4096;
+// Beyond it a problem string is a slip or an attack; sanitizers abort where operator new throws.
+constexpr int64_t kMaxBlock = int64_t{1} << 38;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // A byte pattern that no arithmetic produces: a signalling NaN in every float type.
@@ -237,17 +239,17 @@ runmax_problem make_problem(const ProblemSpec& spec) {
   const auto dtype = static_cast<runmax_dtype>(spec.dtype);
   const auto out_dtype = static_cast<runmax_dtype>(spec.out_dtype);
   const runmax_dtype stat_dtype = dtype == RUNMAX_F64 ? RUNMAX_F64 : RUNMAX_F32;
-  // Views with stride 0 are for inputs; gaps and signs are for every tensor.
+  // Views with stride 0 are for inputs, permutations for q, k, v and out; gaps and signs for all.
   const bool shared = spec.layout == "broadcast";
   const std::string main_layout = shared ? "bhsd" : spec.layout;
-  const bool everywhere =
-      spec.layout == "padded" || spec.layout == "strided" || spec.layout == "negative";
-  const std::string side_layout = everywhere ? spec.layout : "bhsd";
+  std::string side_layout = "bhsd";
+  if (spec.layout == "strided" || spec.layout == "padded") side_layout = "strided";
+  if (spec.layout == "negative") side_layout = "negative";
   const auto main = [&](runmax_dtype type, const std::vector<int64_t>& shape) {
     return lay_out(type, shape, main_layout, spec.alignment);
   };
   const auto side = [&](runmax_dtype type, const std::vector<int64_t>& shape) {
-    return lay_out(type, shape, side_layout == "padded" ? "strided" : side_layout, 0);
+    return lay_out(type, shape, side_layout, 0);
   };
 
   const int64_t total_q = spec.packed ? packed_total(spec, true) : 0;
@@ -394,6 +396,7 @@ void Case::allocate() {
     buffer.origin = ceil_div(earliest, 2 * exact) * 2 * exact + exact;
     buffer.storage_begin = buffer.origin + low * size;
     buffer.block_bytes = ceil_div(buffer.storage_begin + buffer.storage_bytes + kGuard, 64) * 64;
+    if (buffer.block_bytes > kMaxBlock) throw std::bad_alloc();
     const auto alignment = std::align_val_t{kBlockAlignment};
     buffer.block = std::shared_ptr<std::byte>(
         static_cast<std::byte*>(::operator new(static_cast<size_t>(buffer.block_bytes), alignment)),
@@ -688,14 +691,12 @@ void Case::poison_unused() {
   if (has("partial_out")) {
     // A part without a visible key: its out counts for nothing, whatever it holds.
     Buffer& out = mutable_buffer("partial_out");
-    const Buffer& lse = buffer("partial_lse");
     const bool is_packed = spec_.packed;
     for_each_element(out.tensor, [&](const int64_t* i, int64_t offset) {
       const double value = is_packed ? at("partial_lse", {i[0], i[2], i[1]})
                                      : at("partial_lse", {i[0], i[1], i[2], i[3]});
       if (value == -kInf) store_poison(spec_.poison, out.tensor.dtype, out.pointer(), offset);
     });
-    (void)lse;
   }
   // Bias of rows or keys that no sequence uses. (Mask bytes there stay as drawn: any is legal.)
   if (has("bias")) {

@@ -339,6 +339,7 @@ std::string check_whole(const ProblemSpec& spec) {
   if (spec.v_in_k && (spec.head_dim_v > spec.head_dim || spec.layout == "bhds")) {
     return "v_in_k: needs head_dim_v at most head_dim, and a layout other than bhds";
   }
+  if (spec.lse_lo && spec.no_lse) return "lse_lo: needs lse, leave no_lse out";
   if ((spec.block_q == 0) != (spec.block_kv == 0))
     return "block_size: needs two numbers of 1 or more";
   const auto check_list = [&](const char* name, const PerSequence& list, int64_t length) {

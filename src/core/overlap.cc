@@ -80,12 +80,12 @@ class Search {
 
   // The same question for the `count` smallest strides alone.
   bool descend(int count, int64_t low, int64_t high) {
+    if (++nodes_ > kMaxNodes) return true;
     low = std::max<int64_t>(low, 0);
     high = std::min(high, reach_[count]);
     if (low > high) return false;
     if (count == 0) return true;
     if (ceil_div(low, divisor_[count]) > floor_div(high, divisor_[count])) return false;
-    if (++nodes_ > kMaxNodes) return true;
     const auto [stride, last] = terms_.data[count - 1];
     const int64_t first = std::max<int64_t>(0, ceil_div(low - reach_[count - 1], stride));
     const int64_t end = std::min(last, floor_div(high, stride));

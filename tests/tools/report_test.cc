@@ -64,6 +64,22 @@ TEST(Explain, TiledMemoryIsNotQuadratic) {
   EXPECT_LE(memory("tiled", "131072"), 2.5 * memory("tiled", "65536"));
 }
 
+// Which side of the ridge depends on the machine; that it is the right side does not.
+TEST(Explain, SideOfTheRoofline) {
+  for (const char* length : {"64", "4096"}) {
+    const json report =
+        run_json({"explain", "--problem", std::string("head_dim=64 q_len=") + length});
+    const double ridge = report["roofs"]["flops_per_second"].get<double>() /
+                         report["roofs"]["bytes_per_second"].get<double>();
+    for (const char* way : {"plain", "tiled"}) {
+      const double intensity = report[way]["executed_operations"].get<double>() /
+                               report[way]["slow_bytes"].get<double>();
+      EXPECT_DOUBLE_EQ(report[way]["operations_per_byte"].get<double>(), intensity);
+      EXPECT_EQ(report[way]["bound"], intensity >= ridge ? "compute" : "memory");
+    }
+  }
+}
+
 TEST(Explain, TextHasItsParts) {
   const CommandResult result = run_command(
       {"explain", "--problem", "q_len=131072 kv_len=131072 head_dim=64 causal"}, with_cache());
@@ -72,7 +88,7 @@ TEST(Explain, TextHasItsParts) {
   expect_begins(result.out, "exact, not approximate");
   for (const char* part :
        {"estimated", "fast level", "operations required", "operations executed",
-        "bytes to the slow level", "extra memory", "operations per byte", "memory-bound",
+        "bytes to the slow level", "extra memory", "operations per byte", "-bound",
         "kernels considered", "What does not change", "operation count"}) {
     expect_holds(result.out, part);
   }

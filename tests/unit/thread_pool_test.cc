@@ -1,0 +1,207 @@
+#include "device/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace runmax {
+namespace {
+
+// Counts how often each task ran, and whether two running tasks ever shared a slot.
+struct Recorder {
+  Recorder(int64_t tasks, int32_t slots) : runs(tasks), in_slot(slots) {}
+
+  static void task(void* self, int64_t i, int32_t slot) {
+    auto& r = *static_cast<Recorder*>(self);
+    if (slot < 0 || slot >= static_cast<int32_t>(r.in_slot.size())) {
+      r.bad_slot = true;
+      return;
+    }
+    if (r.in_slot[slot].exchange(true)) r.shared_slot = true;
+    r.runs[i].fetch_add(1);
+    if (r.pause_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(r.pause_us));
+    r.in_slot[slot] = false;
+  }
+
+  void expect_each_once() const {
+    EXPECT_FALSE(bad_slot);
+    EXPECT_FALSE(shared_slot);
+    for (const auto& count : runs) ASSERT_EQ(count, 1);
+  }
+
+  std::vector<std::atomic<int>> runs;
+  std::vector<std::atomic<bool>> in_slot;
+  std::atomic<bool> bad_slot{false};
+  std::atomic<bool> shared_slot{false};
+  int pause_us = 0;
+};
+
+TEST(ThreadPool, RunsEveryTaskOnceInItsOwnSlot) {
+  for (const bool spin : {false, true}) {
+    for (const int32_t threads : {1, 2, 3, 7, 16}) {
+      ThreadPool pool(threads, spin);
+      for (const int64_t tasks : {0, 1, 2, 3, 16, 17, 1000}) {
+        Recorder recorder(tasks, threads);
+        pool.parallel_for(tasks, Recorder::task, &recorder);
+        recorder.expect_each_once();
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, ManyShortJobs) {
+  ThreadPool pool(4, true);
+  for (int job = 0; job < 3000; ++job) {
+    Recorder recorder(job % 9, 4);
+    pool.parallel_for(job % 9, Recorder::task, &recorder);
+    recorder.expect_each_once();
+  }
+}
+
+TEST(ThreadPool, UsesSeveralThreads) {
+  ThreadPool pool(4, false);
+  struct Meeting {
+    std::atomic<int> inside{0};
+    std::atomic<int> most{0};
+  } meeting;
+  pool.parallel_for(
+      4,
+      [](void* self, int64_t, int32_t) {
+        auto& m = *static_cast<Meeting*>(self);
+        const int now = m.inside.fetch_add(1) + 1;
+        int most = m.most;
+        while (most < now && !m.most.compare_exchange_weak(most, now)) {
+        }
+        // Waits for the others, but not for ever.
+        for (int i = 0; i < 5000 && m.most < 4; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        m.inside.fetch_sub(1);
+      },
+      &meeting);
+  EXPECT_EQ(meeting.most, 4);
+}
+
+TEST(ThreadPool, WorkersSleepAndWakeAgain) {
+  ThreadPool pool(3, true);
+  for (int job = 0; job < 5; ++job) {
+    Recorder recorder(50, 3);
+    recorder.pause_us = 100;
+    pool.parallel_for(50, Recorder::task, &recorder);
+    recorder.expect_each_once();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long past the spin
+  }
+}
+
+TEST(ThreadPool, NestedCallRunsSeriallyInSlotZero) {
+  ThreadPool pool(4, false);
+  struct Nested {
+    ThreadPool* pool;
+    std::atomic<int> inner{0};
+    std::atomic<bool> other_slot{false};
+  } nested{&pool};
+  pool.parallel_for(
+      8,
+      [](void* self, int64_t, int32_t) {
+        const std::thread::id caller = std::this_thread::get_id();
+        struct Inner {
+          Nested* nested;
+          std::thread::id caller;
+        } inner{static_cast<Nested*>(self), caller};
+        inner.nested->pool->parallel_for(
+            10,
+            [](void* argument, int64_t, int32_t slot) {
+              auto& i = *static_cast<Inner*>(argument);
+              if (slot != 0 || std::this_thread::get_id() != i.caller) i.nested->other_slot = true;
+              i.nested->inner.fetch_add(1);
+            },
+            &inner);
+      },
+      &nested);
+  EXPECT_EQ(nested.inner, 80);
+  EXPECT_FALSE(nested.other_slot);
+}
+
+TEST(ThreadPool, ConcurrentCallersAllFinish) {
+  ThreadPool pool(4, true);
+  std::vector<std::thread> callers;
+  std::atomic<int> failures{0};
+  for (int c = 0; c < 6; ++c) {
+    callers.emplace_back([&pool, &failures] {
+      for (int job = 0; job < 200; ++job) {
+        Recorder recorder(40, 4);
+        pool.parallel_for(40, Recorder::task, &recorder);
+        bool good = !recorder.bad_slot && !recorder.shared_slot;
+        for (const auto& count : recorder.runs) good &= count == 1;
+        if (!good) failures.fetch_add(1);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(failures, 0);
+}
+
+TEST(ThreadPool, ResultsAreVisibleToTheCaller) {
+  ThreadPool pool(4, true);
+  std::vector<int64_t> plain(1000);  // no atomics: tsan watches the hand-over
+  for (int job = 1; job <= 200; ++job) {
+    pool.parallel_for(
+        static_cast<int64_t>(plain.size()),
+        [](void* self, int64_t i, int32_t) { (*static_cast<std::vector<int64_t>*>(self))[i] += i; },
+        &plain);
+    for (size_t i = 0; i < plain.size(); i += 37) {
+      ASSERT_EQ(plain[i], job * static_cast<int64_t>(i));
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // tsan cannot follow threads that start after a fork
+// The child has the parent's memory but none of its threads: its first call makes new ones.
+TEST(ThreadPool, ForkedChildHasThreadsOfItsOwn) {
+  auto pool = std::make_unique<ThreadPool>(3, false);
+  Recorder before(100, 3);
+  pool->parallel_for(100, Recorder::task, &before);
+  before.expect_each_once();
+
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Recorder recorder(3, 3);
+    recorder.pause_us = 50'000;  // long enough for the others to come
+    pool->parallel_for(3, Recorder::task, &recorder);
+    bool good = !recorder.bad_slot && !recorder.shared_slot;
+    for (const auto& count : recorder.runs) good &= count == 1;
+    Recorder again(100, 3);
+    pool->parallel_for(100, Recorder::task, &again);
+    for (const auto& count : again.runs) good &= count == 1;
+    pool.reset();
+    _exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+
+  Recorder after(100, 3);  // the parent's threads are still there
+  pool->parallel_for(100, Recorder::task, &after);
+  after.expect_each_once();
+}
+#endif
+
+TEST(ThreadPool, UnusedPoolsComeAndGo) {
+  for (int i = 0; i < 200; ++i) {
+    ThreadPool pool(16, true);
+    if (i % 2 == 0) continue;
+    Recorder recorder(3, 16);
+    pool.parallel_for(3, Recorder::task, &recorder);
+    recorder.expect_each_once();
+  }
+}
+
+}  // namespace
+}  // namespace runmax
