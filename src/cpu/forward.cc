@@ -69,30 +69,17 @@ struct BlockPreparation {
   }
 };
 
-int64_t block_lists(const runmax_tensor& t) {
-  int64_t lists = 1;
-  for (int d = 0; d < t.rank - 1; ++d) lists *= t.shape[d];
-  return lists;
-}
-
 void prepare_blocks(const Launch& launch, ForwardParams& p) {
   const runmax_tensor& t = launch.problem.raw.block_index;
   if (!Problem::present(t)) return;
   int32_t* entries = launch.ledger.take<int32_t>(launch.workspace, "block_entries");
   int32_t* counts = launch.ledger.take<int32_t>(launch.workspace, "block_counts");
   BlockPreparation preparation{t, launch.args.block_index, entries, counts};
-  launch.device.parallel_for(block_lists(t), BlockPreparation::list, &preparation);
+  launch.device.parallel_for(policy::block_list_count(launch.problem), BlockPreparation::list,
+                             &preparation);
 
-  const int64_t heads = t.shape[p.packed ? 0 : 1];
-  const int64_t q_blocks = t.shape[p.packed ? 1 : 2];
   p.blocks.entries = entries;
   p.blocks.counts = counts;
-  p.blocks.max_selected = t.shape[t.rank - 1];
-  p.blocks.block_q = launch.problem.raw.block_q;
-  p.blocks.block_kv = launch.problem.raw.block_kv;
-  p.blocks.head_lists = q_blocks;
-  p.blocks.batch_lists = heads * q_blocks;
-  p.blocks.heads_per_list = heads > 0 ? p.q_heads / heads : 1;
   if (p.packed) {
     int64_t* start = launch.ledger.take<int64_t>(launch.workspace, "block_start");
     int64_t total = 0;
@@ -178,7 +165,8 @@ Config forward_configure(const Problem& problem, const DeviceInfo& device, Works
   if (const runmax_tensor& t = problem.raw.block_index; Problem::present(t)) {
     // One entry more than there are, so that the parts exist when no block is selected.
     ledger.book("block_entries", static_cast<size_t>(element_count(t) + 1) * sizeof(int32_t));
-    ledger.book("block_counts", static_cast<size_t>(block_lists(t) + 1) * sizeof(int32_t));
+    ledger.book("block_counts",
+                static_cast<size_t>(policy::block_list_count(problem) + 1) * sizeof(int32_t));
     if (problem.packed) {
       ledger.book("block_start", static_cast<size_t>(problem.batch + 1) * sizeof(int64_t));
     }

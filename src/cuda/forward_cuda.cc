@@ -46,9 +46,6 @@ int64_t grid_blocks(const Problem& problem, const DeviceInfo& device, const Conf
 }  // namespace
 
 const char* forward_cuda_supports(const Problem& problem, const DeviceInfo&) {
-  if (Problem::present(problem.raw.block_index)) {
-    return "block_index: block selection has no GPU kernel yet";
-  }
   if (problem.has(RUNMAX_BATCH_INVARIANT) && problem.raw.num_splits > 1) {
     return "num_splits: batch_invariant fixes the split size, so the number cannot be forced";
   }

@@ -59,6 +59,16 @@ Config configure_forward(const Problem& problem, const DeviceInfo&, Workspace& l
   if (problem.packed) {
     ledger.book("tile_start", static_cast<size_t>(problem.batch + 2) * sizeof(int64_t));
   }
+  if (const runmax_tensor& t = problem.raw.block_index; Problem::present(t)) {
+    // One entry more than there are, so that the parts exist when no block is selected.
+    const int64_t lists = policy::block_list_count(problem);
+    const int64_t entries = lists * t.shape[t.rank - 1];
+    ledger.book("block_entries", static_cast<size_t>(entries + 1) * sizeof(int32_t));
+    ledger.book("block_counts", static_cast<size_t>(lists + 1) * sizeof(int32_t));
+    if (problem.packed) {
+      ledger.book("block_start", static_cast<size_t>(problem.batch + 1) * sizeof(int64_t));
+    }
+  }
   if (splits > 1) {
     const int64_t element = partial_element(problem);
     const int64_t columns = ceil_div(problem.head_dim_v, 64 / element) * (64 / element);
@@ -76,6 +86,18 @@ Status begin_forward(const Launch& launch, ForwardParams& p) {
   p.num_splits = launch.config.num_splits;
   p.split_len = launch.config.split_len;
   p.partial = launch.ledger.take(launch.workspace, "partial");
+  if (Problem::present(launch.problem.raw.block_index)) {
+    int32_t* entries = launch.ledger.take<int32_t>(launch.workspace, "block_entries");
+    int32_t* counts = launch.ledger.take<int32_t>(launch.workspace, "block_counts");
+    int64_t* start = launch.ledger.take<int64_t>(launch.workspace, "block_start");
+    RUNMAX_RETURN_IF_ERROR(
+        status_of(list_blocks(p, launch.problem.raw.block_index, launch.args.block_index, entries,
+                              counts, start, stream_of(launch)),
+                  "forward"));
+    p.blocks.entries = entries;
+    p.blocks.counts = counts;
+    p.blocks.start = start;
+  }
   if (!p.packed) {
     p.tiles_per_sequence = ceil_div(p.q_len, p.q_tile);
     return Status::ok();

@@ -69,6 +69,26 @@ inline Operand head_operand(const runmax_tensor& t, const void* pointer) {
   return x;
 }
 
+inline int64_t block_list_count(const Problem& problem) {
+  const runmax_tensor& t = problem.raw.block_index;
+  int64_t lists = 1;
+  for (int d = 0; d < t.rank - 1; ++d) lists *= t.shape[d];
+  return lists;
+}
+
+// The geometry of block selection; the lists themselves are prepared in the workspace.
+inline void bind_blocks(const Problem& problem, ForwardParams& p) {
+  const runmax_tensor& t = problem.raw.block_index;
+  const int64_t heads = t.shape[p.packed ? 0 : 1];
+  p.blocks.lists = block_list_count(problem);
+  p.blocks.max_selected = t.shape[t.rank - 1];
+  p.blocks.block_q = problem.raw.block_q;
+  p.blocks.block_kv = problem.raw.block_kv;
+  p.blocks.head_lists = t.shape[p.packed ? 1 : 2];
+  p.blocks.batch_lists = heads * p.blocks.head_lists;
+  p.blocks.heads_per_list = heads > 0 ? p.q_heads / heads : 1;
+}
+
 // Everything but pointers and tiles.
 inline void bind_shape(const Problem& problem, ForwardParams& p) {
   p.packed = problem.packed;
@@ -96,6 +116,7 @@ inline void bind_shape(const Problem& problem, ForwardParams& p) {
   p.window_left = clamp_position<int64_t>(problem.window_left);
   p.window_right = clamp_position<int64_t>(problem.window_right);
   p.sink_tokens = clamp_position<int64_t>(problem.raw.sink_tokens);
+  if (Problem::present(problem.raw.block_index)) bind_blocks(problem, p);
 }
 
 // The pointers of one execution, with their strides. Reads no data.

@@ -36,20 +36,22 @@ struct Sequence {
 
 // Key blocks that blocks of rows selected, prepared: every list sorted, without duplicates.
 struct BlockLists {
-  const int32_t* entries;  // [lists, max_selected]; null = no block selection
-  const int32_t* counts;   // [lists]
-  int64_t max_selected;
-  int64_t block_q;
-  int64_t block_kv;
-  int64_t batch_lists;     // lists between neighbours along batch ...
-  int64_t head_lists;      // ... and along the heads of block_index
-  int64_t heads_per_list;  // query heads that share one
-  const int64_t* start;    // [batch] packed: first block of a sequence; null when dense
+  const int32_t* entries = nullptr;  // [lists, max_selected]; null = no block selection
+  const int32_t* counts = nullptr;   // [lists]
+  int64_t lists = 0;
+  int64_t max_selected = 0;
+  int64_t block_q = 1;
+  int64_t block_kv = 1;
+  int64_t batch_lists = 0;         // lists between neighbours along batch ...
+  int64_t head_lists = 0;          // ... and along the heads of block_index
+  int64_t heads_per_list = 1;      // query heads that share one
+  const int64_t* start = nullptr;  // [batch] packed: first block of a sequence; null when dense
 
   RUNMAX_INLINE bool active() const { return entries != nullptr; }
   RUNMAX_INLINE int64_t list(int64_t batch, int64_t head, int64_t q_block) const {
     const int64_t first = start != nullptr ? start[batch] : batch * batch_lists;
-    return first + head / heads_per_list * head_lists + q_block;
+    const int64_t list = first + head / heads_per_list * head_lists + q_block;
+    return list < lists ? list : (lists > 0 ? lists - 1 : 0);  // cut like lengths: sequence_of()
   }
 };
 
@@ -82,7 +84,7 @@ struct ForwardParams {
   Dropout dropout;  // seed and offset by value; dropout_of() reads those given by pointer
   const uint64_t* seed_pointer = nullptr;
   const uint64_t* offset_pointer = nullptr;
-  BlockLists blocks{};
+  BlockLists blocks;
 
   // Tiles. Keys of one chunk are reduced on their own and chunk results are merged in order, so
   // that a row's bits do not depend on how chunks are spread over work items.

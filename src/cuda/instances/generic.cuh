@@ -4,9 +4,10 @@
 #include "cuda/forward_generic.h"
 #include "cuda/kernels/forward_generic.cuh"
 
-#define RUNMAX_GENERIC_INSTANCE(name, stored, arithmetic, rows_per_thread, halves)              \
-  namespace runmax::cuda {                                                                      \
-  const GenericInstance generic_##name = generic_instance<stored, arithmetic, rows_per_thread, halves>(); \
+#define RUNMAX_GENERIC_INSTANCE(name, stored, arithmetic, rows_per_thread, halves) \
+  namespace runmax::cuda {                                                         \
+  const GenericInstance generic_##name =                                           \
+      generic_instance<stored, arithmetic, rows_per_thread, halves>();             \
   }
 
 namespace runmax::cuda {
@@ -14,7 +15,9 @@ namespace runmax::cuda {
 template <class Stored, class T, int kPerThread, int kHalves>
 constexpr GenericInstance generic_instance() {
   using Kernel = GenericForward<Stored, T, kPerThread, kHalves>;
-  return {Kernel::kRows, Kernel::kColumns, sizeof(typename Kernel::Shared),
+  return {Kernel::kRows,
+          Kernel::kColumns,
+          sizeof(typename Kernel::Shared),
           sizeof(T) * Kernel::kRows * Kernel::kColumns,
           [] {
             return cudaFuncSetAttribute(forward_generic<Stored, T, kPerThread, kHalves>,

@@ -70,6 +70,7 @@ struct GenericShared {
   T row_max[kRows], row_sum[kRows], alpha[kRows];
   T total_max[kRows], total_sum[kRows];
   int32_t seen[kRows], total_seen[kRows];
+  uint64_t selected[kRows];  // by block of rows: bit j = key j of the tile lies in a selected block
   uint8_t visible[kRows][8];  // key j of the tile: bit (j / 32) * 4 + j % 4 of byte j / 4 % 8
   uint32_t key_visible[8];    // likewise, over all rows
   GenericItem<T> item;
@@ -181,6 +182,7 @@ class GenericForward {
     const int64_t end = sm.item.tiles.end;
     int64_t chunk = -1;
     bool merged = false;
+    int32_t cursor = 0;  // into the list of this thread's block of rows
 #pragma unroll 1
     for (int64_t tile = 0; tile < end; ++tile) {
       if (tile >= sm.item.tiles.leading_end && tile < sm.item.tiles.begin) {
@@ -198,6 +200,13 @@ class GenericForward {
       const policy::TileClass tile_class = sm.item.visibility.classify(
           row_begin, row_begin + rows, key_begin, key_begin + kGenericKeys);
       if (tile_class == policy::TileClass::skip) continue;
+      bool all_selected = true;
+      if (p.blocks.active()) {
+        uint64_t selected = 0;
+        const bool mine = select_keys(key_begin, cursor, selected);
+        if (!__syncthreads_or(mine && selected != 0)) continue;
+        all_selected = __syncthreads_and(!mine || selected == ~uint64_t{0});
+      }
       if (key_begin / kGenericChunk != chunk) {
         if (chunk >= 0) {
           merge_chunk();
@@ -207,9 +216,34 @@ class GenericForward {
         chunk = key_begin / kGenericChunk;
       }
       attend_tile(key_begin, tile_class != policy::TileClass::full || rows < kRows ||
-                                 sm.item.data_mask.active() || sm.item.score.has_bias);
+                                 !all_selected || sm.item.data_mask.active() ||
+                                 sm.item.score.has_bias);
     }
     if (merged) merge_chunk();
+  }
+
+  // Block selection: a thread walks the list of one block of rows, and tiles come in rising order.
+  // Which keys of the tile are selected; false for threads without a block.
+  __device__ __forceinline__ bool select_keys(int64_t key_begin, int32_t& cursor,
+                                              uint64_t& selected) {
+    const int64_t first = sm.item.row_begin / p.blocks.block_q;
+    const int64_t last = (sm.item.row_begin + sm.item.rows - 1) / p.blocks.block_q;
+    if (first + threadIdx.x > last) return false;
+    const int64_t list = p.blocks.list(sm.item.s.batch, sm.item.head, first + threadIdx.x);
+    const int32_t* entries = p.blocks.entries + list * p.blocks.max_selected;
+    const int32_t count = p.blocks.counts[list];
+    while (cursor < count && (entries[cursor] + int64_t{1}) * p.blocks.block_kv <= key_begin) {
+      ++cursor;
+    }
+    for (int32_t e = cursor; e < count; ++e) {
+      const int64_t begin = entries[e] * p.blocks.block_kv - key_begin;
+      if (begin >= kGenericKeys) break;
+      const int64_t end = begin + p.blocks.block_kv;
+      const uint64_t from = ~uint64_t{0} << (begin < 0 ? 0 : begin);
+      selected |= end >= kGenericKeys ? from : from & ~(~uint64_t{0} << end);
+    }
+    sm.selected[threadIdx.x] = selected;
+    return true;
   }
 
   // An empty state: in registers and in shared memory.
@@ -362,6 +396,10 @@ class GenericForward {
       return false;
     }
     const int64_t q = item.row_begin + row;
+    if (p.blocks.active()) {
+      const int64_t block = q / p.blocks.block_q - item.row_begin / p.blocks.block_q;
+      if (((sm.selected[block] >> key) & 1) == 0) return false;
+    }
     if (item.data_mask.active() && !item.data_mask.keep(q, j)) return false;
     if (!item.score.has_bias) return true;
     const int64_t at =

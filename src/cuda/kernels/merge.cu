@@ -2,8 +2,8 @@
 //
 //   M = max_i lse_i;  w_i = exp(lse_i - M);  out = sum_i w_i out_i / sum_i w_i;  lse = M + log(sum)
 //
-// A part with lse -inf saw no key and is ignored, whatever its out holds. In double, in the order of
-// the parts: one rounding per result. A warp takes a row, its lanes take columns.
+// A part with lse -inf saw no key and is ignored, whatever its out holds. In double, in the order
+// of the parts: one rounding per result. A warp takes a row, its lanes take columns.
 #include <algorithm>
 
 #include "cuda/forward_launch.h"
@@ -33,8 +33,7 @@ __device__ int64_t offset(const Rows& x, int64_t batch, int64_t head, int64_t q)
   return batch * x.batch + head * x.head + q * x.row;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    merge_kernel(const __grid_constant__ MergeParams p) {
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p) {
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
   for (int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32; row < p.rows;
@@ -76,9 +75,11 @@ __global__ void __launch_bounds__(kThreads)
     if (lane != 0) continue;
     const double log_sum = log(sum);
     const double lse = nan ? nothing : (empty ? top : top + log_sum);
-    const double rounded = p.lse.dtype == RUNMAX_F64 ? lse : static_cast<double>(static_cast<float>(lse));
+    const double rounded =
+        p.lse.dtype == RUNMAX_F64 ? lse : static_cast<double>(static_cast<float>(lse));
     // What rounding lost, the rounding of the double included.
-    const double rest = fabs(top) >= fabs(log_sum) ? (top - rounded) + log_sum : (log_sum - rounded) + top;
+    const double rest =
+        fabs(top) >= fabs(log_sum) ? (top - rounded) + log_sum : (log_sum - rounded) + top;
     if (p.lse.pointer != nullptr) {
       store_scalar(p.lse.dtype, p.lse.pointer, offset(p.lse, batch, head, q), lse);
     }
