@@ -120,13 +120,13 @@ Forward empty_result(int64_t rows, int64_t head_dim_v) {
 
 // lse, what its double lost, and its score error.
 template <class Real>
-void write_lse(Real lse, Real max, double total_excess, const Arithmetic& arithmetic, size_t row,
+void write_lse(Real lse, Real max, double lse_error, const Arithmetic& arithmetic, size_t row,
                Forward& result) {
   result.lse[row] = static_cast<double>(lse);
   if (!std::isfinite(lse)) return;
   result.lse_lo[row] = static_cast<double>(lse - Real(result.lse[row]));
-  result.lse_score[row] = std::log1p(total_excess) / arithmetic.roundoff +
-                          4 * static_cast<double>(std::fabs(lse - max));
+  result.lse_score[row] =
+      lse_error / arithmetic.roundoff + 4 * static_cast<double>(std::fabs(lse - max));
 }
 
 template <class Real>
@@ -173,7 +173,7 @@ class ForwardPass {
     result_.row_used[index] = 1;
     result_.row_keys[index] = static_cast<int64_t>(softmax.keys.size());
     result_.row_beyond[index] = softmax.beyond;
-    write_lse(softmax.lse, softmax.max, softmax.total_excess, arithmetic_, index, result_);
+    write_lse(softmax.lse, softmax.max, softmax.lse_error, arithmetic_, index, result_);
     if (softmax.is_nan) {
       std::fill_n(result_.out.begin() + static_cast<int64_t>(out_row * head_dim_v), head_dim_v,
                   kNaN);
@@ -267,7 +267,7 @@ void run_merge(const runmax_problem& problem, const runmax_args& args, Forward& 
       total_excess += excess;
       sum.add(std::exp(lses[n] - max) / denominator, excess, values.data(), finite);
     }
-    write_lse(lse, max, total_excess, arithmetic, index, result);
+    write_lse(lse, max, std::log1p(total_excess), arithmetic, index, result);
     write_out(sum, total_excess, live.size(), arithmetic, index, static_cast<size_t>(out_row),
               result);
   }

@@ -59,7 +59,8 @@ struct Softmax {
   std::vector<double> excess;  // of each: p_ij (exp(roundoff E_ij) - 1)
   double total_excess = 0;     // their sum, the sink's included
   double sink_excess = 0;
-  Real max = 0;  // over scores and sink
+  double lse_error = 0;  // how far such score errors can raise lse
+  Real max = 0;          // over scores and sink
   Real lse = 0;
   bool is_nan = false;  // a score is nan, or the largest is +-inf
   bool beyond = false;  // a visible |scale| sum |q k| leaves the range of the contract
@@ -112,7 +113,7 @@ void Softmax<Real>::compute(const Row& row, const std::vector<Real>& q, const st
   compute_scores(row, q, k, roundoff, range);
   prob.assign(keys.size(), 0);
   excess.assign(keys.size(), 0);
-  total_excess = sink_excess = 0;
+  total_excess = sink_excess = lse_error = 0;
   is_nan = false;
   const Real sink = row.has_sink() ? Real(row.sink()) : -kInf;
   if (keys.empty()) {
@@ -142,11 +143,23 @@ void Softmax<Real>::compute(const Row& row, const std::vector<Real>& q, const st
     excess[n] = weight_excess(static_cast<double>(score[n] - lse), roundoff * error[n]);
     total_excess += excess[n];
   }
-  if (sink > -kInf) {
-    const double sink_error = 8 + 4 * static_cast<double>(std::fabs(sink) + (max - sink));
-    sink_excess = weight_excess(static_cast<double>(sink - lse), roundoff * sink_error);
-    total_excess += sink_excess;
+  const double sink_error =
+      sink > -kInf ? 8 + 4 * static_cast<double>(std::fabs(sink) + (max - sink)) : 0;
+  sink_excess = weight_excess(static_cast<double>(sink - lse), roundoff * sink_error);
+  total_excess += sink_excess;
+
+  // log(1 + total_excess); where errors are large, without the cap that keeps that sum a number.
+  lse_error = std::log1p(total_excess);
+  if (total_excess < 1) return;
+  double top = static_cast<double>(sink - lse) + roundoff * sink_error;
+  for (size_t n = 0; n < keys.size(); ++n) {
+    top = std::max(top, static_cast<double>(score[n] - lse) + roundoff * error[n]);
   }
+  double raised = std::exp(static_cast<double>(sink - lse) + roundoff * sink_error - top);
+  for (size_t n = 0; n < keys.size(); ++n) {
+    raised += std::exp(static_cast<double>(score[n] - lse) + roundoff * error[n] - top);
+  }
+  lse_error = top + std::log(raised);
 }
 
 }  // namespace runmax::reference

@@ -400,7 +400,7 @@ void Case::allocate() {
     const auto alignment = std::align_val_t{kBlockAlignment};
     buffer.block = std::shared_ptr<std::byte>(
         static_cast<std::byte*>(::operator new(static_cast<size_t>(buffer.block_bytes), alignment)),
-        [alignment](std::byte* p) { ::operator delete(p, alignment); });
+        [](std::byte* p) { ::operator delete (p, std::align_val_t{kBlockAlignment}); });
 
     uint64_t pattern = 0;
     store_poison(spec_.poison, tensor.dtype, &pattern, 0);
@@ -754,7 +754,9 @@ void Case::poison_hidden() {
       }
     }
   }
-  for (auto& [name, seen] : live) {
+  for (const auto& entry : live) {
+    const std::string& name = entry.first;
+    const auto& seen = entry.second;
     Buffer& b = mutable_buffer(name);
     const int64_t channel = name == "bias" ? 0 : b.tensor.stride[b.tensor.rank - 1];
     const int64_t size = size_of(b.tensor.dtype);
@@ -830,7 +832,9 @@ void Case::seal() {
 }
 
 std::string Case::damage() const {
-  for (const auto& [name, b] : buffers_) {
+  for (const auto& entry : buffers_) {
+    const std::string& name = entry.first;
+    const Buffer& b = entry.second;
     if (!b.output) {
       if (hash_bytes(b.block.get(), b.block_bytes) != seals_.at(name)) {
         return name + ": an input or its guard zone was written";

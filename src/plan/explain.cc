@@ -28,13 +28,13 @@ std::string explain_plan(const Plan& plan) {
     line(text, "  keys in %d splits of %llu, merged in order", c.num_splits, ull(c.split_len));
   }
   if (plan.problem.has(RUNMAX_BATCH_INVARIANT)) {
-    line(text, "  batch_invariant: keys are always reduced in fixed chunks, at no extra price");
+    text += "  batch_invariant: keys are always reduced in fixed chunks, at no extra price\n";
   }
   line(text, "workspace %llu bytes", ull(plan.ledger.size()));
   for (const Workspace::Part& part : plan.ledger.parts()) {
     line(text, "  %-12s %llu", part.name, ull(part.bytes));
   }
-  line(text, "kernels considered");
+  text += "kernels considered\n";
   for (const Candidate& candidate : candidates(plan.problem, plan.device->info())) {
     const bool chosen = candidate.kernel == plan.kernel;
     if (candidate.reason.empty()) {

@@ -119,6 +119,38 @@ TEST(B07_half_range_overflow, products_beyond_65504) {
   });
 }
 
+TEST(B07_half_range_overflow, products_beyond_the_range_of_f32_before_the_scale) {
+  for (const char* how : {"", "causal", "softcap=1e6", "mask=111k"}) {
+    for_each_path({.dtypes = {"f32", "bf16"}}, [&](const std::string& path) {
+      Case c(path + "q_len=3 kv_len=140 head_dim=64 scale=1e-17 " + how);
+      c.fill("q", 1e20);
+      c.fill("k", [](const int64_t* i) { return 1e17 * static_cast<double>(i[2] % 3 - 1); });
+      run_and_check(c);
+      for (double x : c.values("out")) EXPECT_TRUE(std::isfinite(x));
+    });
+  }
+}
+
+TEST(Rounding, out_is_rounded_once_and_to_nearest) {
+  for_each_path({}, [](const std::string& path) {
+    for (int64_t keys : {2, 4, 8}) {  // equal weights: the mean is exact before it is rounded
+      Case c(path + "q_len=2 head_dim=3 head_dim_v=257 kv_len=" + std::to_string(keys));
+      c.fill("q", 0);
+      c.fill("v", [](const int64_t* i) {
+        return static_cast<double>(random_below(1, static_cast<uint64_t>(i[2] * 257 + i[3]), 2048)) -
+               100;
+      });
+      run_and_check(c);
+      for (int64_t d = 0; d < 257; ++d) {
+        double sum = 0;
+        for (int64_t j = 0; j < keys; ++j) sum += c.at("v", {0, 0, j, d});
+        EXPECT_EQ(c.at("out", {0, 0, 1, d}),
+                  rounded(c.problem().out.dtype, sum / static_cast<double>(keys)));
+      }
+    }
+  });
+}
+
 TEST(B09_long_row_sums, do_not_saturate) {
   for (int64_t keys : {512, 513, 4096}) {
     for_each_path({}, [&](const std::string& path) {

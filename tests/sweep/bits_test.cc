@@ -40,11 +40,11 @@ Bytes run_bits(const std::string& text, bool through_device_memory = false) {
 // Problems that cover every kernel, type and feature that could make a difference.
 std::vector<std::string> problems() {
   const char* shapes[] = {
-      "batch=2 q_heads=4 kv_heads=2 q_len=70 kv_len=300 head_dim=24 causal sink lse_lo",
+      "batch=2 q_heads=4 kv_heads=2 q_len=230 kv_len=300 head_dim=24 causal sink lse_lo",
       "batch=3 q_heads=4 kv_heads=2 q_len=33 kv_len=150 head_dim=9 seqused_q seqused_kv "
       "window=40,3 "
       "softcap=8 alibi bias=1hqk fill=hostile",
-      "q_heads=2 q_len=1 kv_len=3000 head_dim=64",
+      "q_heads=2 q_len=2 kv_len=9000 head_dim=16 seqused_kv=8999",
       "q_heads=2 q_len=3 kv_len=1000 head_dim=32 num_splits=5 lse_lo",
       "batch=4 q_heads=2 q_len=40 kv_len=90 head_dim=16 packed causal dropout=0.2 seed=3 mask=11qk",
       "batch=2 q_heads=2 q_len=65 kv_len=129 head_dim=16 block_size=16,16 segments=2 prefix_len",
@@ -189,7 +189,8 @@ TEST(Bits, batch_invariance) {
            {"q_heads=4 kv_heads=2 q_len=150 kv_len=310 head_dim=20 causal",
             "q_heads=2 q_len=130 kv_len=1100 head_dim=16 window=700,5 sink_tokens=9 sink softcap=9 "
             "alibi",
-            "q_heads=2 kv_heads=1 q_len=129 kv_len=140 head_dim=8 bias fill=hostile"}) {
+            "q_heads=2 kv_heads=1 q_len=129 kv_len=140 head_dim=8 bias fill=hostile",
+            "q_heads=2 q_len=130 kv_len=4230 head_dim=4"}) {
         const std::string text = std::string(shape) + " batch=17 batch_invariant dtype=" + dtype +
                                  " kernel=" + kernel.name + " isa=" + kernel.levels.front();
         Case c(text);
