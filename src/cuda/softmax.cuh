@@ -5,7 +5,9 @@
 //            sum = sum * alpha + sum(p);  acc = acc * alpha + p V
 //
 // The reference need not be the maximum: any number near it gives the same result up to rounding.
-// Letting it lag, row by row, saves nearly every rescaling of acc; p stays below 2^kLag.
+// Letting it lag, row by row, saves nearly every rescaling of acc; p stays below 2^(kHead + kLag).
+// With F16 it starts 2^-kHead below the maximum: weights then lie high in the type's range, and
+// those of 2^-20 still have all their bits.
 // Scores arrive either as dot products, of which one multiply-add makes the exponent in base 2
 // (LogTwo), or in natural units, from which the reference is subtracted first (Natural): a bias of
 // -FLT_MAX has no finite value in base 2.
@@ -18,29 +20,42 @@ namespace runmax::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kLn2Rest = -1.9046543e-9f;  // ln(2) - kLn2
 
-// exponent(x, reference) of a score, in units of the reference.
+// In powers of two.
+inline constexpr float kLag = 8;
+template <class Element>
+inline constexpr float kHead = 0;
+template <>
+inline constexpr float kHead<F16> = 7;
+
+template <class Element>
 struct LogTwo {
   float scale_log2;  // > 0
-  __device__ __forceinline__ float reference(float top) const { return top * scale_log2; }
+  static constexpr float kMayLag = kLag;
+  __device__ __forceinline__ float reference(float top) const {
+    return __fmaf_rn(top, scale_log2, -kHead<Element>);
+  }
   __device__ __forceinline__ float weight(float dot, float reference) const {
     return ptx::exp2_approx(__fmaf_rn(dot, scale_log2, -reference));
   }
   __device__ __forceinline__ float alpha(float from, float to) const {
     return ptx::exp2_approx(from - to);
   }
-  static constexpr float kLag = 8;
 };
 
+template <class Element>
 struct Natural {
-  __device__ __forceinline__ float reference(float top) const { return top; }
+  static constexpr float kMayLag = kLag * kLn2;
+  __device__ __forceinline__ float reference(float top) const {
+    return __fsub_rn(top, kHead<Element> * kLn2);
+  }
   __device__ __forceinline__ float weight(float score, float reference) const {
     return ptx::exp2_approx(__fsub_rn(score, reference) * kLog2E);
   }
   __device__ __forceinline__ float alpha(float from, float to) const {
     return ptx::exp2_approx(__fsub_rn(from, to) * kLog2E);
   }
-  static constexpr float kLag = 8 * kLn2;
 };
 
 // Over the four lanes that share a row.
@@ -87,7 +102,7 @@ struct RowStates {
         }
         top = units.reference(quad_max(top));
         const float old = reference[m][h];
-        const bool moves = top - old > Units::kLag;
+        const bool moves = top - old > Units::kMayLag;
         alpha[m][h] = moves ? units.alpha(old, top) : 1.0f;
         reference[m][h] = moves ? top : old;
         moved |= moves;
@@ -98,7 +113,7 @@ struct RowStates {
       for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          sum[m][h] *= alpha[m][h];
+          sum[m][h] = __fmul_rn(sum[m][h], alpha[m][h]);
 #pragma unroll
           for (int d = 0; d < kDTiles; ++d) {
             acc[m][d][2 * h] *= alpha[m][h];

@@ -46,6 +46,7 @@ struct GenericItem {
   int32_t split;
   int32_t storage_rows;  // rows of this tile that exist
   int32_t rows;          // of those, in use
+  int32_t vectors;       // q and k can be loaded four elements at a time
   policy::Visibility<int64_t> visibility;
   policy::TileRange<int64_t> tiles;
   policy::DataMask data_mask;
@@ -160,7 +161,10 @@ class GenericForward {
 
   __device__ __forceinline__ void run_item(int64_t number) {
     __syncthreads();  // the last item is done with shared memory
-    if (threadIdx.x == 0) begin_item<kRows, kColumns>(p, number, sm.item);
+    if (threadIdx.x == 0) {
+      begin_item<kRows, kColumns>(p, number, sm.item);
+      sm.item.vectors = vectorised(p.q, p.head_dim) && vectorised(p.k, p.head_dim);
+    }
     for (int row = threadIdx.x; row < kRows; row += kGenericThreads) sm.total_seen[row] = 0;
     reset();
     attend();
@@ -268,9 +272,17 @@ class GenericForward {
     const int keys =
         static_cast<int>(policy::clamped(sm.item.s.kv_used - key_begin, 0, kGenericKeys));
     if (threadIdx.x < 8) sm.key_visible[threadIdx.x] = 0;
-    compute_scores(key_begin, keys);
+    if (sm.item.vectors) {
+      compute_scores<true>(key_begin, keys);
+    } else {
+      compute_scores<false>(key_begin, keys);
+    }
     __syncthreads();
-    softmax(key_begin, keys, masked);
+    if (masked) {
+      softmax<true>(key_begin, keys);
+    } else {
+      softmax<false>(key_begin, keys);
+    }
     __syncthreads();
     load_v(key_begin, keys, masked);
     __syncthreads();
@@ -282,49 +294,51 @@ class GenericForward {
   // ---------------------------------------------------------------------------- scores
 
   // Four elements of a row from column d on, zero past the end.
-  __device__ __forceinline__ Four<T> fetch(const Operand& operand, int64_t row_offset, bool in_use,
-                                           int64_t d, int64_t columns, bool vectors) const {
+  template <bool kVectors>
+  __device__ __forceinline__ Four<T> fetch(const Operand& operand, const Stored* row, bool in_use,
+                                           int64_t d, int64_t columns) const {
     Four<T> values{};
-    if (!in_use) return values;
-    const Stored* from = static_cast<const Stored*>(operand.pointer) + row_offset;
-    if (vectors && d + 4 <= columns) {
-      const Four<Stored> four = *reinterpret_cast<const Four<Stored>*>(from + d);
+    if constexpr (kVectors) {
+      if (!in_use || d >= columns) return values;
+      const Four<Stored> four = *reinterpret_cast<const Four<Stored>*>(row + d);
 #pragma unroll
       for (int i = 0; i < 4; ++i) values.x[i] = load_as<T>(&four.x[i]);
     } else {
+      if (!in_use) return values;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (d + i < columns) values.x[i] = load_as<T>(from + (d + i) * operand.column);
+        if (d + i < columns) values.x[i] = load_as<T>(row + (d + i) * operand.column);
       }
     }
     return values;
   }
 
-  // Four neighbours can be loaded at once.
-  __device__ __forceinline__ bool vectorised(const Operand& operand) const {
+  // Four neighbours can be loaded at once, wherever a row starts.
+  __device__ __forceinline__ bool vectorised(const Operand& operand, int64_t columns) const {
     constexpr uintptr_t kBytes = 4 * sizeof(Stored);
     return operand.column == 1 && reinterpret_cast<uintptr_t>(operand.pointer) % kBytes == 0 &&
-           ((operand.batch | operand.head | operand.row) & 3) == 0;
+           ((operand.batch | operand.head | operand.row | columns) & 3) == 0;
   }
 
   // The dot products of the tile, into sm.probs.
+  template <bool kVectors>
   __device__ __forceinline__ void compute_scores(int64_t key_begin, int keys) {
     const int r = threadIdx.x / 4;
     const int d4 = threadIdx.x % 4 * 4;
     const int rows = sm.item.rows;
-    const bool q_vectors = vectorised(p.q);
-    const bool k_vectors = vectorised(p.k);
-    const int64_t q_row = policy::q_row_offset(p.q, sm.item.s, sm.item.head, sm.item.row_begin + r);
-    const int64_t k_row = policy::kv_row_offset(p.k, sm.item.s, sm.item.kv_head, key_begin + r);
+    const Stored* q_row = static_cast<const Stored*>(p.q.pointer) +
+                          policy::q_row_offset(p.q, sm.item.s, sm.item.head, sm.item.row_begin + r);
+    const Stored* k_row = static_cast<const Stored*>(p.k.pointer) +
+                          policy::kv_row_offset(p.k, sm.item.s, sm.item.kv_head, key_begin + r);
     Four<T> q[kRows / 64];
     Four<T> k;
     const auto fetch_pass = [&](int64_t d) {
 #pragma unroll
       for (int n = 0; n < kRows / 64; ++n) {
         q[n] =
-            fetch(p.q, q_row + n * 64 * p.q.row, r + n * 64 < rows, d + d4, p.head_dim, q_vectors);
+            fetch<kVectors>(p.q, q_row + n * 64 * p.q.row, r + n * 64 < rows, d + d4, p.head_dim);
       }
-      k = fetch(p.k, k_row, r < keys, d + d4, p.head_dim, k_vectors);
+      k = fetch<kVectors>(p.k, k_row, r < keys, d + d4, p.head_dim);
     };
     const auto store_pass = [&](int buffer) {
 #pragma unroll
@@ -410,7 +424,9 @@ class GenericForward {
   }
 
   // Dot products become weights; each row's statistics and alpha are brought up to date.
-  __device__ __forceinline__ void softmax(int64_t key_begin, int keys, bool masked) {
+  // masked: not every row sees every key.
+  template <bool masked>
+  __device__ __forceinline__ void softmax(int64_t key_begin, int keys) {
     const int warp = threadIdx.x / 32;
     const int slot = threadIdx.x % 32 / 4;  // keys {4 slot + n, 32 + 4 slot + n}
     uint32_t key_bits = 0;
@@ -422,8 +438,8 @@ class GenericForward {
       uint32_t overflown = 0;
       T value[8];
       T tile_max = kMinusInfinity<T>;
-      const int64_t lo = sm.item.visibility.lo(q);
-      const int64_t hi = sm.item.visibility.hi(q);
+      const int64_t lo = masked ? sm.item.visibility.lo(q) : 0;
+      const int64_t hi = masked ? sm.item.visibility.hi(q) : 0;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const int key = n / 4 * 32 + 4 * slot + n % 4;
@@ -509,28 +525,42 @@ class GenericForward {
 
   // ---------------------------------------------------------------------------- product
 
-  // Keys that no row sees are zero.
   __device__ __forceinline__ void load_v(int64_t key_begin, int keys, bool masked) {
-    const bool vectors = vectorised(p.v);
+    if (vectorised(p.v, p.head_dim_v)) {
+      load_v<true>(key_begin, keys, masked);
+    } else {
+      load_v<false>(key_begin, keys, masked);
+    }
+  }
+
+  // Keys that no row sees are zero.
+  template <bool kVectors>
+  __device__ __forceinline__ void load_v(int64_t key_begin, int keys, bool masked) {
     constexpr int kGroups = kColumns / 4;
     constexpr int kStep = kGenericThreads / kGroups;
+    constexpr int kLoads = kGenericKeys / kStep;
+    constexpr int kAtOnce = 4;
     const int d = threadIdx.x % kGroups * 4;
     const int first = threadIdx.x / kGroups;
-    const int64_t row = policy::kv_row_offset(p.v, sm.item.s, sm.item.kv_head, key_begin + first);
-    Four<T> values[kGenericKeys / kStep];
+    const Stored* row = static_cast<const Stored*>(p.v.pointer) +
+                        policy::kv_row_offset(p.v, sm.item.s, sm.item.kv_head, key_begin + first);
 #pragma unroll
-    for (int n = 0; n < kGenericKeys / kStep; ++n) {
-      const int key = first + n * kStep;
-      bool wanted = key < keys;
-      if (masked) {
-        wanted &= ((sm.key_visible[key / 4 % 8] >> (key / 32 * 4 + key % 4)) & 1) != 0;
+    for (int begin = 0; begin < kLoads; begin += kAtOnce) {
+      Four<T> values[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int key = first + (begin + n) * kStep;
+        bool wanted = key < keys;
+        if (masked) {
+          wanted &= ((sm.key_visible[key / 4 % 8] >> (key / 32 * 4 + key % 4)) & 1) != 0;
+        }
+        values[n] = fetch<kVectors>(p.v, row + (begin + n) * kStep * p.v.row, wanted,
+                                    sm.item.v_begin + d, p.head_dim_v);
       }
-      values[n] =
-          fetch(p.v, row + n * kStep * p.v.row, wanted, sm.item.v_begin + d, p.head_dim_v, vectors);
-    }
 #pragma unroll
-    for (int n = 0; n < kGenericKeys / kStep; ++n) {
-      *reinterpret_cast<Four<T>*>(&sm.v[first + n * kStep][d]) = values[n];
+      for (int n = 0; n < kAtOnce; ++n) {
+        *reinterpret_cast<Four<T>*>(&sm.v[first + (begin + n) * kStep][d]) = values[n];
+      }
     }
   }
 
@@ -542,20 +572,20 @@ class GenericForward {
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[i][c] = 0;
     }
-#pragma unroll 1
-    for (int outer = 0; outer < kGenericKeys; outer += 8) {
+#pragma unroll 2
+    for (int outer = 0; outer < kGenericKeys; outer += 4) {  // one swizzle for four keys
+      const T* probs = &sm.probs[outer][generic_probs_place(4 * y, outer)];
+      const T* v = &sm.v[outer][64 * h + 4 * x];
 #pragma unroll
-      for (int inner = 0; inner < 8; ++inner) {
-        const int key = outer + inner;
+      for (int inner = 0; inner < 4; ++inner) {
         T a[kPerThread];
 #pragma unroll
         for (int n = 0; n < kPerThread / 4; ++n) {
-          const Four<T> four = *reinterpret_cast<const Four<T>*>(
-              &sm.probs[key][generic_probs_place(64 * n + 4 * y, key)]);
+          const Four<T> four = *reinterpret_cast<const Four<T>*>(probs + inner * kRows + 64 * n);
 #pragma unroll
           for (int i = 0; i < 4; ++i) a[4 * n + i] = four.x[i];
         }
-        const Four<T> b = *reinterpret_cast<const Four<T>*>(&sm.v[key][64 * h + 4 * x]);
+        const Four<T> b = *reinterpret_cast<const Four<T>*>(v + inner * kColumns);
 #pragma unroll
         for (int i = 0; i < kPerThread; ++i) {
 #pragma unroll

@@ -19,19 +19,12 @@
 // are removed by select; a block with a non-finite result is done again by recompute_rows().
 #pragma once
 
+#include "cuda/forward_sm80.h"
 #include "cuda/kernels/forward_exact.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace runmax::cuda::sm80 {
-
-struct ForwardArgs {
-  ForwardParams p;
-  uint32_t section;  // dense: (sequence, head) pairs whose q tiles are interleaved, last rows first
-  float scale_log2;  // of dot products; 0: scores are in natural units
-  bool async_copies;  // q, k and v can be copied in pieces of 16 bytes
-  bool wide_stores;   // out can be stored in pieces of 16 bytes
-};
 
 // kMTiles: 16-row tiles of a warp. kStages: kv tiles in shared memory. kBlocks: per SM, at least.
 template <class Element_, int kHeadDim_, int kWarps_, int kMTiles_, int kKvTile_, int kStages_,
@@ -104,8 +97,9 @@ __device__ __forceinline__ WorkItem decode(const ForwardArgs& a, uint64_t number
   if (a.p.tile_start != nullptr) {
     return policy::work_item(a.p, static_cast<int64_t>(number), a.p.num_splits);
   }
-  return number < (uint64_t{1} << 31) ? dense_item<uint32_t>(a, static_cast<uint32_t>(number))
-                                      : dense_item<uint64_t>(a, number);
+  const bool narrow_numbers = static_cast<uint64_t>(gridDim.x) * gridDim.y < (uint64_t{1} << 31);
+  return narrow_numbers ? dense_item<uint32_t>(a, static_cast<uint32_t>(number))
+                        : dense_item<uint64_t>(a, number);
 }
 
 // What a block works on. It lies in shared memory, because registers are short in the loop over
@@ -121,8 +115,12 @@ struct BlockContext {
   int kv_end;
   policy::Visibility<int> visibility;
   RowFilter seen_keys;  // some row of the block sees
-  const void* q;        // row 0 of the block
-  const void* k;        // key 0 of the sequence
+  int first_tile;       // the kv tiles of those: first_tile, ... up to leading_end,
+  int leading_end;      // then from window_begin on,
+  int window_begin;     // num_tiles in all
+  int num_tiles;
+  const void* q;  // row 0 of the block
+  const void* k;  // key 0 of the sequence
   const void* v;
 };
 
@@ -136,7 +134,7 @@ struct WarpKeys {
 
 template <class Element>
 __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const WorkItem& item,
-                                                   int q_tile) {
+                                                   int q_tile, int kv_tile) {
   BlockContext c;
   c.s = policy::sequence_of(p, item.sequence);
   c.head = item.head;
@@ -145,6 +143,7 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
   c.storage_rows = static_cast<int>(policy::clamped(c.s.q_len - c.row_begin, 0, q_tile));
   c.rows = static_cast<int>(policy::clamped(c.s.q_used - c.row_begin, 0, c.storage_rows));
   c.visibility = narrow(policy::visibility_of(p, c.s));
+  c.num_tiles = 0;
   c.kv_begin = 0;
   c.kv_end = c.visibility.kv_len;
   if (p.num_splits > 1) {
@@ -156,6 +155,13 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
     c.seen_keys = {c.visibility.lo(c.row_begin),
                    min(c.visibility.hi(c.row_begin + c.rows - 1), c.kv_end),
                    c.visibility.sink_tokens};
+    const auto range = c.visibility.tiles(c.row_begin, c.row_begin + c.rows, kv_tile);
+    const int begin = c.kv_begin / kv_tile;
+    const int end = (c.kv_end + kv_tile - 1) / kv_tile;
+    c.leading_end = max(min(range.leading_end, end), begin);
+    c.window_begin = max(range.begin, begin);
+    c.first_tile = begin < c.leading_end ? begin : c.window_begin;
+    c.num_tiles = c.leading_end - begin + max(min(range.end, end) - c.window_begin, 0);
   }
   const int64_t kv_head = static_cast<uint32_t>(c.head) / static_cast<uint32_t>(p.group_size);
   c.q = static_cast<const Element*>(p.q.pointer) +
@@ -178,16 +184,21 @@ class ForwardBlock {
   static constexpr int kKSteps = kHeadDim / 16;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kStages = Config::kStages;
+  static constexpr int kTilesOfGroup = 64;
+  using Totals = float2[kThreads];  // (sum, reference) by thread
 
   // `c` and `late` hold the same; what is read through `c` may stay in registers.
   __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, unsigned char* shared,
-                                          const BlockContext& late, WarpKeys& warp_keys)
-      : a(args), p(args.p), shared_(shared), late_(late), warp_keys_(warp_keys) {
+                                          const BlockContext& late, WarpKeys& warp_keys,
+                                          Totals* totals)
+      : a(args), p(args.p), shared_(shared), late_(late), warp_keys_(warp_keys), totals_(totals) {
     warp_row = static_cast<int>(threadIdx.x / 32) * Config::kWarpRows;
   }
 
   __device__ __forceinline__ void run(const BlockContext& c) {
     states.init();
+#pragma unroll
+    for (int i = 0; i < 2 * kMTiles; ++i) totals_[i][threadIdx.x] = {0.0f, kMinusInfinity<float>};
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -196,7 +207,7 @@ class ForwardBlock {
         for (int i = 0; i < 4; ++i) out[m][d][i] = 0;
       }
     }
-    if (c.rows > 0) attend(c);
+    if (c.num_tiles > 0) attend(c);
     const bool bad = finish();
     if (bad) {
       recompute_rows<Element, kHeadDim>(p, late_.s, late_.head, late_.row_begin,
@@ -206,6 +217,7 @@ class ForwardBlock {
   }
 
  private:
+  __device__ __forceinline__ bool natural() const { return Config::kFeatures && a.scale_log2 == 0; }
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x % 32); }
   // Row within the block of element pair h of m-tile m.
   __device__ __forceinline__ int row_of(int m, int h) const {
@@ -219,38 +231,18 @@ class ForwardBlock {
     return k_shared(stage) + static_cast<uint32_t>(Config::kKvBytes);
   }
 
-  // The kv tiles that some row of the block sees, as steps 0 ... count - 1.
-  struct Steps {
-    int leading;       // end of the tiles of leading tokens ...
-    int first;         // ... which begin here
-    int window_begin;  // then the tiles of the window
-    int count;
-    __device__ __forceinline__ int tile(int step) const {
-      const int t = first + step;
-      return t < leading ? t : window_begin + (t - leading);
-    }
-  };
-
-  __device__ __forceinline__ static Steps steps_of(const BlockContext& c) {
-    const auto range = c.visibility.tiles(c.row_begin, c.row_begin + c.rows, kKvTile);
-    const int last = (c.kv_end + kKvTile - 1) / kKvTile;
-    Steps t;
-    t.first = c.kv_begin / kKvTile;
-    t.leading = max(min(range.leading_end, last), t.first);
-    t.window_begin = max(range.begin, t.first);
-    t.count = t.leading - t.first + max(min(range.end, last) - t.window_begin, 0);
-    return t;
+  __device__ __forceinline__ int tile_after(int tile) const {
+    return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
   }
 
   __device__ __forceinline__ void attend(const BlockContext& c) {
-    const Steps steps = steps_of(c);
-    if (steps.count == 0) return;
     set_warp_keys(c);
     if constexpr (Config::kFeatures) prepare_features();
 
     load<Config::kQTile>(0, source(c.q, p.q, p.head_dim), 0, {0, c.rows, 0});
-    load_k(steps.tile(0), 0);
-    if constexpr (kStages == 2) load_v(steps.tile(0), 0);
+    int tile = c.first_tile;
+    load_k(tile, 0);
+    if constexpr (kStages == 2) load_v(tile, 0);
     ptx::commit_copies();
     if constexpr (Config::kQInRegisters) {
       ptx::wait_copies<0>();
@@ -261,17 +253,17 @@ class ForwardBlock {
         for (int k = 0; k < kKSteps; ++k) load_q_fragment(m, k, q_fragments[m][k]);
       }
     }
-    for (int step = 0; step < steps.count; ++step) {
-      const int tile = steps.tile(step);
-      const int stage = kStages == 2 ? step & 1 : 0;
+    int stage = 0;
+    for (int left = c.num_tiles - 1; left >= 0; --left) {
       const int key_begin = tile * kKvTile;
+      const int next = tile_after(tile);
       const bool works = warp_sees(key_begin);
       ptx::wait_copies<0>();
       __syncthreads();
       if constexpr (kStages == 2) {
-        if (step + 1 < steps.count) {
-          load_k(steps.tile(step + 1), stage ^ 1);
-          load_v(steps.tile(step + 1), stage ^ 1);
+        if (left > 0) {
+          load_k(next, stage ^ 1);
+          load_v(next, stage ^ 1);
           ptx::commit_copies();
         }
       } else {
@@ -282,8 +274,8 @@ class ForwardBlock {
       if constexpr (kStages == 1) {
         ptx::wait_copies<0>();
         __syncthreads();
-        if (step + 1 < steps.count) {
-          load_k(steps.tile(step + 1), 0);
+        if (left > 0) {
+          load_k(next, 0);
           ptx::commit_copies();
         }
       }
@@ -292,6 +284,9 @@ class ForwardBlock {
         if constexpr (Config::kFeatures) drop(key_begin);
         add_product(stage);
       }
+      if (next / kTilesOfGroup != tile / kTilesOfGroup) close_group();
+      tile = next;
+      if constexpr (kStages == 2) stage ^= 1;
     }
   }
 
@@ -405,13 +400,34 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void update_states() {
-    if constexpr (Config::kFeatures) {
-      if (a.scale_log2 == 0) {
-        states.update(scores, out, Natural{});
-        return;
+    if (natural()) {
+      states.update(scores, out, Natural<Element>{});
+    } else {
+      states.update(scores, out, LogTwo<Element>{a.scale_log2});
+    }
+  }
+
+  // A sum of many tiles drifts if added up one by one: sums of groups of tiles are added up in
+  // shared memory. Groups are counted from key 0, too.
+  __device__ __forceinline__ void close_group() {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        totals_[2 * m + h][threadIdx.x] = {total_sum(m, h), states.reference[m][h]};
+        states.sum[m][h] = 0;
       }
     }
-    states.update(scores, out, LogTwo{a.scale_log2});
+  }
+  // Sum of all groups, in units of the current reference.
+  __device__ __forceinline__ float total_sum(int m, int h) const {
+    const float2 total = totals_[2 * m + h][threadIdx.x];
+    if (total.y == kMinusInfinity<float>) return states.sum[m][h];
+    const float from = total.y;
+    const float to = states.reference[m][h];
+    const float alpha = natural() ? Natural<Element>{}.alpha(from, to)
+                                  : LogTwo<Element>{a.scale_log2}.alpha(from, to);
+    return __fmaf_rn(total.x, alpha, states.sum[m][h]);
   }
 
   // ---------------------------------------------------------------- masks of positions
@@ -463,10 +479,7 @@ class ForwardBlock {
     data_mask = policy::data_mask_of(p, late_.s, late_.head);
     score.scale = static_cast<float>(p.scale);
     score.softcap = static_cast<float>(p.softcap);
-    score.has_softcap = p.softcap > 0;
-    score.has_bias = p.bias.present();
-    score.has_alibi = p.alibi_slopes.present();
-    if (score.has_alibi) {
+    if (p.alibi_slopes.present()) {
       score.alibi_slope = load_scalar<float>(
           p.alibi_slopes.dtype, p.alibi_slopes.pointer,
           late_.s.batch * p.alibi_slopes.batch + late_.head * p.alibi_slopes.head);
@@ -474,52 +487,154 @@ class ForwardBlock {
     dropout = policy::dropout_of(p);
   }
 
-  __device__ __forceinline__ float load_bias(const void* row, int64_t offset) const {
-    return p.bias.dtype == RUNMAX_F32 ? static_cast<const float*>(row)[offset]
-                                      : to_float(static_cast<const Element*>(row)[offset]);
+  __device__ __forceinline__ bool masked_by_data() const {
+    return data_mask.active() || p.bias.present();
   }
 
   // Dot products become scores; those of invisible pairs -inf.
   __device__ __forceinline__ void apply_features(int key_begin, bool partial) {
-    const bool natural = a.scale_log2 == 0;
-    const bool data = data_mask.active() || score.has_bias;
-    const int first = key_begin + 2 * (lane() % 4);
+    if (masked_by_data()) find_suspicious();
+    if (natural()) {
+      if (p.softcap > 0) {
+        apply_score<true, false>(key_begin);
+      } else {
+        apply_score<false, false>(key_begin);
+      }
+      if (p.bias.present()) add_bias(key_begin);
+      if (p.alibi_slopes.present()) apply_score<false, true>(key_begin);
+    }
+    if (partial) hide_invisible(key_begin);
+    if (data_mask.segment_q != nullptr) hide_other_segments(key_begin);
+    if (data_mask.mask != nullptr) hide_masked(key_begin);
+  }
+
+  // A row's first key of this lane, and row, for each pair of columns 8 n of each row:
+  // body(m, h, n, q).
+  template <class Body>
+  __device__ __forceinline__ void for_each_pair(Body&& body) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int q = late_.row_begin + row_of(m, h);
-        const bool row_used = row_of(m, h) < late_.rows;
-        const RowFilter keys{late_.visibility.lo(q) - first, late_.visibility.hi(q) - first,
-                             late_.visibility.sink_tokens - first};
-        const int64_t bias_row =
-            late_.s.batch * p.bias.batch + late_.head * p.bias.head + q * p.bias.row;
-        const float diagonal = static_cast<float>(q + late_.s.offset - first);
+        const int q = late_.row_begin + min(row_of(m, h), late_.rows - 1);
 #pragma unroll
-        for (int n = 0; n < kNTiles; ++n) {
+        for (int n = 0; n < kNTiles; ++n) body(m, h, n, q);
+      }
+    }
+  }
+
+  // A dot product that is not finite where it may be all that a row sees: recompute_rows() tells
+  // overflow, NaN and a masked pair apart.
+  __device__ __forceinline__ void find_suspicious() {
+    float probe = 0;
+    for_each_pair([&](int m, int h, int n, int) {
+      probe = __fmaf_rn(scores[m][n][2 * h], 0.0f, probe);
+      probe = __fmaf_rn(scores[m][n][2 * h + 1], 0.0f, probe);
+    });
+    suspicious |= probe != 0.0f;
+  }
+
+  // One step of policy::Score: scale and softcap, or ALiBi.
+  template <bool kSoftcap, bool kAlibi>
+  __device__ __forceinline__ void apply_score(int key_begin) {
+    policy::Score<float> step = score;
+    step.has_softcap = kSoftcap;
+    step.has_bias = false;
+    step.has_alibi = kAlibi;
+    if (kAlibi) step.scale = 1;
+    const int64_t first = key_begin + 2 * (lane() % 4) - late_.s.offset;
+    for_each_pair([&](int m, int h, int n, int q) {
+      const float diagonal = static_cast<float>(q - first);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
+      for (int e = 0; e < 2; ++e) {
+        float& x = scores[m][n][2 * h + e];
+        x = step.forward(x, fabsf(diagonal - static_cast<float>(8 * n + e)), 0.0f);
+      }
+    });
+  }
+
+  __device__ __forceinline__ void add_bias(int key_begin) {
+    const int64_t at = late_.s.batch * p.bias.batch + late_.head * p.bias.head;
+    if (p.bias.dtype == RUNMAX_F32) {
+      add_bias(static_cast<const float*>(p.bias.pointer) + at, key_begin);
+    } else {
+      add_bias(static_cast<const Element*>(p.bias.pointer) + at, key_begin);
+    }
+  }
+  template <class Stored>
+  __device__ __forceinline__ void add_bias(const Stored* bias, int key_begin) {
+    policy::Score<float> step{};
+    step.scale = 1;
+    step.has_bias = true;
+    for_each_two(bias, p.bias.row, p.bias.column, key_begin, [&](float& x, Stored stored) {
+      const float b = to_float(stored);
+      const float sum = step.forward(x, 0.0f, b);
+      suspicious |=
+          sum == kMinusInfinity<float> && b != kMinusInfinity<float> && x != kMinusInfinity<float>;
+      x = sum;
+    });
+  }
+
+  __device__ __forceinline__ void hide_masked(int key_begin) {
+    for_each_two(data_mask.mask, data_mask.mask_q_stride, data_mask.mask_kv_stride, key_begin,
+                 [&](float& x, uint8_t keep) { x = keep != 0 ? x : kMinusInfinity<float>; });
+  }
+
+  __device__ __forceinline__ void hide_other_segments(int key_begin) {
+    const int32_t* row_segments =
+        data_mask.segment_q + late_.row_begin * data_mask.segment_q_stride;
+    int32_t own[kMTiles][2];
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        own[m][h] = row_segments[min(row_of(m, h), late_.rows - 1) * data_mask.segment_q_stride];
+      }
+    }
+    const int first = key_begin + 2 * (lane() % 4);
+    const int last = late_.visibility.kv_len - 1;
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int key = min(first + 8 * n + e, last);
+        const int32_t segment = data_mask.segment_kv[key * data_mask.segment_kv_stride];
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
             float& x = scores[m][n][2 * h + e];
-            const int key = first + 8 * n + e;
-            bool visible = row_used && (!partial || keys.keep(8 * n + e));
-            float bias = 0;
-            if (data) {
-              if (visible && data_mask.active()) visible = data_mask.keep(q, key);
-              if (visible && score.has_bias) {
-                bias = load_bias(p.bias.pointer, bias_row + key * p.bias.column);
-                visible = bias != kMinusInfinity<float>;
-              }
-              if (visible) seen_rows |= 1u << (2 * m + h);
-            }
-            // Overflow on the way to a representable score: recompute_rows() has the range.
-            suspicious |= visible && !finite(x);
-            if (natural)
-              x = score.forward(x, fabsf(diagonal - static_cast<float>(8 * n + e)), bias);
-            x = visible ? x : kMinusInfinity<float>;
+            x = segment == own[m][h] ? x : kMinusInfinity<float>;
           }
         }
       }
     }
+  }
+
+  // body(score, element) for the elements (q, key) of a matrix of pairs; a lane's two neighbours
+  // are read at once where addresses allow. Elements past the last key are not read.
+  template <class Stored, class Body>
+  __device__ __forceinline__ void for_each_two(const Stored* matrix, int64_t row_stride,
+                                               int64_t column_stride, int key_begin, Body&& body) {
+    struct alignas(2 * sizeof(Stored)) Two {
+      Stored x[2];
+    };
+    const int first = key_begin + 2 * (lane() % 4);
+    const int left = late_.visibility.kv_len - first;
+    const bool pairs = column_stride == 1 && row_stride % 2 == 0 &&
+                       reinterpret_cast<uintptr_t>(matrix) % sizeof(Two) == 0;
+    for_each_pair([&](int m, int h, int n, int q) {
+      const Stored* at = matrix + q * row_stride + (first + 8 * n) * column_stride;
+      Two two{};
+      if (pairs && 8 * n + 1 < left) {
+        two = *reinterpret_cast<const Two*>(at);
+      } else {
+        if (8 * n < left) two.x[0] = at[0];
+        if (8 * n + 1 < left) two.x[1] = at[column_stride];
+      }
+      body(scores[m][n][2 * h], two.x[0]);
+      body(scores[m][n][2 * h + 1], two.x[1]);
+    });
   }
 
   // Weights that dropout does not keep become 0. The even lane of a pair draws the words of four
@@ -558,7 +673,8 @@ class ForwardBlock {
   // Does row q see a key of [late_.kv_begin, late_.kv_end)?
   __device__ __forceinline__ bool row_seen(int m, int h) const {
     if constexpr (Config::kFeatures) {
-      if (data_mask.active() || score.has_bias) return seen_rows >> (2 * m + h) & 1;
+      // All that is left of a row whose every pair is masked; see find_suspicious().
+      if (masked_by_data()) return states.reference[m][h] != kMinusInfinity<float>;
     }
     const int q = late_.row_begin + row_of(m, h);
     const int hi = min(late_.visibility.hi(q), late_.kv_end);
@@ -571,15 +687,13 @@ class ForwardBlock {
   __device__ __forceinline__ bool finish() {
     bool bad = false;
     if constexpr (Config::kFeatures) {
-      seen_rows |= __shfl_xor_sync(0xffffffffu, seen_rows, 1);
-      seen_rows |= __shfl_xor_sync(0xffffffffu, seen_rows, 2);
       bad = suspicious;
     }
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        states.sum[m][h] = quad_sum(states.sum[m][h]);
+        states.sum[m][h] = quad_sum(total_sum(m, h));
         float probe = states.sum[m][h] * 0.0f;  // NaN if anything is not finite
 #pragma unroll
         for (int d = 0; d < kDTiles; ++d) {
@@ -601,7 +715,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ float natural_reference(int m, int h) const {
     const float reference = states.reference[m][h];
-    return Config::kFeatures && a.scale_log2 == 0 ? reference : reference * kLn2;
+    return natural() ? reference : reference * kLn2;
   }
 
   __device__ __forceinline__ void store_partial() {
@@ -630,14 +744,11 @@ class ForwardBlock {
     }
   }
 
-  // With a sink, or where lse must be known beyond one rounding.
-  static __device__ __noinline__ Finished<float> finished_wide(const ForwardParams& p, int64_t head,
-                                                               double reference, float sum,
-                                                               bool seen) {
-    const bool has_sink = p.sink.present();
-    const float sink =
-        has_sink ? load_scalar<float>(p.sink.dtype, p.sink.pointer, head * p.sink.head) : 0.0f;
-    const auto end = finish_row<double>(reference, sum, seen, has_sink, sink);
+  static __device__ __noinline__ Finished<float> finished_with_sink(const ForwardParams& p,
+                                                                    int64_t head, double reference,
+                                                                    float sum, bool seen) {
+    const float sink = load_scalar<float>(p.sink.dtype, p.sink.pointer, head * p.sink.head);
+    const auto end = finish_row<double>(reference, sum, seen, true, sink);
     const float lse = static_cast<float>(end.lse);
     return {static_cast<float>(end.out_scale), lse,
             finite(lse) ? static_cast<float>(end.lse - lse) : 0.0f};
@@ -645,16 +756,26 @@ class ForwardBlock {
 
   // lse and lse_lo of a row, and what its acc is multiplied with.
   __device__ __forceinline__ Finished<float> finished(int m, int h) const {
+    const float reference = states.reference[m][h];
     const float sum = states.sum[m][h];
     const bool seen = row_seen(m, h);
-    if (p.sink.present() || p.lse_lo.present()) {
-      const double reference = states.reference[m][h];
-      const bool natural = Config::kFeatures && a.scale_log2 == 0;
-      return finished_wide(p, late_.head, natural ? reference : reference * 0.69314718055994530942,
-                           sum, seen);
+    if (p.sink.present()) {
+      return finished_with_sink(
+          p, late_.head, natural() ? reference : reference * 0.69314718055994530942, sum, seen);
     }
     if (!seen) return {0.0f, kMinusInfinity<float>, 0.0f};
-    return {__fdividef(1.0f, sum), natural_reference(m, h) + logf(sum), 0.0f};
+    // lse = top + rest + log(sum), with what the roundings lose.
+    const float top = natural_reference(m, h);
+    const float rest =
+        natural() ? 0.0f : __fmaf_rn(reference, kLn2Rest, __fmaf_rn(reference, kLn2, -top));
+    const float log_sum = logf(sum);
+    const float total = __fadd_rn(top, log_sum);
+    const float added = __fsub_rn(total, top);
+    const float lost =
+        __fadd_rn(__fsub_rn(top, __fsub_rn(total, added)), __fsub_rn(log_sum, added));
+    const float low = __fadd_rn(lost, rest);
+    const float lse = __fadd_rn(total, low);
+    return {__frcp_rn(sum), lse, __fadd_rn(__fsub_rn(total, lse), low)};
   }
 
   __device__ __forceinline__ void store_statistic(const Operand& to, int row, float x) const {
@@ -761,7 +882,8 @@ class ForwardBlock {
   unsigned char* shared_;
   const BlockContext& late_;
   WarpKeys& warp_keys_;
-  int warp_row;  // first row of this warp, in the block
+  Totals* const totals_;  // of the rows that this thread holds
+  int warp_row;           // first row of this warp, in the block
 
   float out[kMTiles][kDTiles][4];
   float scores[kMTiles][kNTiles][4];
@@ -772,7 +894,6 @@ class ForwardBlock {
   policy::DataMask data_mask{};
   policy::Score<float> score{};
   policy::Dropout dropout{};
-  uint32_t seen_rows = 0;
   bool suspicious = false;
 };
 
@@ -785,12 +906,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   if (number >= static_cast<uint64_t>(item_count(p))) return;
   __shared__ BlockContext late;
   __shared__ WarpKeys warp_keys[Config::kWarps];
-  const BlockContext context =
-      context_of<typename Config::Element>(p, decode(args, number), Config::kQTile);
+  const BlockContext context = context_of<typename Config::Element>(
+      p, decode(args, number), Config::kQTile, Config::kKvTile);
   if (context.storage_rows == 0) return;
   if (threadIdx.x == 0) late = context;
   __syncthreads();
-  ForwardBlock<Config> block(args, shared, late, warp_keys[threadIdx.x / 32]);
+  __shared__ typename ForwardBlock<Config>::Totals totals[2 * Config::kMTiles];
+  ForwardBlock<Config> block(args, shared, late, warp_keys[threadIdx.x / 32], totals);
   block.run(context);
 }
 

@@ -12,7 +12,8 @@ namespace runmax::cuda {
 template <int kColumns>
 struct SharedTile {
   static constexpr int kRowBytes = kColumns * 2 + 16;
-  static_assert(kColumns % 16 == 0, "an even number of 16-byte units, so that padding makes it odd");
+  static_assert(kColumns % 16 == 0,
+                "an even number of 16-byte units, so that padding makes it odd");
 
   static constexpr int bytes(int rows) { return rows * kRowBytes; }
 
@@ -48,8 +49,9 @@ struct TileSource {
 };
 
 // Asynchronous copy of kRows x kColumns by kThreads threads in pieces of 16 bytes: needs
-// column_stride 1, and addresses and strides of whole pieces. 4 or 8 lanes take a row's neighbouring
-// pieces, so that a thread's addresses differ by constants and multiples of one stride.
+// column_stride 1, and addresses and strides of whole pieces. 4 or 8 lanes take a row's
+// neighbouring pieces, so that a thread's addresses differ by constants and multiples of one
+// stride.
 template <int kRows, int kColumns, int kThreads, class Element>
 __device__ __forceinline__ void load_tile_async(uint32_t to, const TileSource<Element>& from,
                                                 int64_t first_row, RowFilter filter, int thread) {
