@@ -16,6 +16,10 @@ if(RUNMAX_SANITIZE)
     -fno-omit-frame-pointer -g)
   add_link_options(-fsanitize=${RUNMAX_SANITIZE})
 endif()
+# Likewise the fuzzers' coverage: they find their way by what they see of the code they run.
+if(RUNMAX_BUILD_FUZZERS)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
 
 # A layer of the library: object files that only librunmax links.
 function(runmax_layer name)

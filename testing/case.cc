@@ -12,6 +12,17 @@
 
 #include "testing/element.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define RUNMAX_TESTING_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define RUNMAX_TESTING_ASAN 1
+#endif
+#endif
+#ifdef RUNMAX_TESTING_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace runmax::testing {
 namespace {
 
@@ -866,6 +877,22 @@ std::string Case::damage() const {
       return name + ": a gap between elements was written";
   }
   return "";
+}
+
+void forbid_memory(const void* begin, size_t bytes, bool forbid) {
+#ifdef RUNMAX_TESTING_ASAN
+  forbid ? __asan_poison_memory_region(begin, bytes) : __asan_unpoison_memory_region(begin, bytes);
+#else
+  (void)begin, (void)bytes, (void)forbid;
+#endif
+}
+
+void Case::forbid_guards(bool forbid) const {
+  for (const auto& [name, b] : buffers_) {
+    const int64_t end = b.storage_begin + b.storage_bytes;
+    forbid_memory(b.block.get(), static_cast<size_t>(b.storage_begin), forbid);
+    forbid_memory(b.block.get() + end, static_cast<size_t>(b.block_bytes - end), forbid);
+  }
 }
 
 bool Case::is_unwritten(const Buffer& b, int64_t element_offset) const {

@@ -108,6 +108,10 @@ class Case {
   int64_t unwritten(std::string_view name) const;
   bool is_unwritten(const Buffer& buffer, int64_t element_offset) const;
 
+  // Under AddressSanitizer: makes touching a guard an error at once, on the instruction. On while
+  // a kernel runs; other builds find writes (not reads) afterwards, by damage().
+  void forbid_guards(bool forbid) const;
+
   // Lengths in use of sequence b, and where it starts (packed; 0 when dense).
   int64_t q_used(int64_t b) const;
   int64_t kv_used(int64_t b) const;
@@ -128,6 +132,9 @@ class Case {
   std::map<std::string, Buffer> buffers_;
   std::map<std::string, uint64_t> seals_;
 };
+
+// Marks bytes so for AddressSanitizer; nothing in other builds.
+void forbid_memory(const void* begin, size_t bytes, bool forbid);
 
 // Only the description: shapes, types, options, strides; no data. problem.kernel points into spec.
 // Packed totals come from the drawn or given lengths.

@@ -33,8 +33,11 @@ class HostMemory : public Memory {
 // Exactly the bytes that the plan asks for, aligned to 64 and no better, full of 0xFF, and guards.
 class GuardedWorkspace {
  public:
-  GuardedWorkspace(Memory& memory, size_t bytes)
-      : memory_(memory), bytes_(bytes), image_(kGuard + bytes + kGuard, std::byte{kPattern}) {
+  GuardedWorkspace(Memory& memory, size_t bytes, bool on_host)
+      : memory_(memory),
+        on_host_(on_host),
+        bytes_(bytes),
+        image_(kGuard + bytes + kGuard, std::byte{kPattern}) {
     allocation_ = memory.alloc(image_.size() + 128);
     const auto address = reinterpret_cast<uintptr_t>(allocation_);
     // The workspace starts kGuard (a multiple of 128) after a start that is 64 modulo 128.
@@ -47,6 +50,11 @@ class GuardedWorkspace {
   GuardedWorkspace& operator=(const GuardedWorkspace&) = delete;
 
   void* pointer() const { return start_ + kGuard; }
+  void forbid_guards(bool forbid) const {
+    if (!on_host_) return;
+    forbid_memory(start_, kGuard, forbid);
+    forbid_memory(start_ + kGuard + bytes_, kGuard, forbid);
+  }
   bool intact() {
     memory_.copy_out(image_.data(), start_, image_.size());
     const auto clean = [&](size_t begin) {
@@ -60,6 +68,7 @@ class GuardedWorkspace {
   static constexpr size_t kGuard = 1024;
   static constexpr uint8_t kPattern = 0x5a;
   Memory& memory_;
+  bool on_host_;
   size_t bytes_;
   std::vector<std::byte> image_;
   void* allocation_;
@@ -274,10 +283,13 @@ Outcome execute_there(const runmax_problem& problem, const runmax_args& args,
 
   HostMemory host;
   DeviceMemory remote(device);
-  Memory& memory = info_of(device).kind == RUNMAX_DEVICE_CPU ? static_cast<Memory&>(host) : remote;
+  const bool on_host = info_of(device).kind == RUNMAX_DEVICE_CPU;
+  Memory& memory = on_host ? static_cast<Memory&>(host) : remote;
   const size_t bytes = runmax_plan_workspace_size(plan.get());
-  GuardedWorkspace workspace(memory, bytes);
+  GuardedWorkspace workspace(memory, bytes, on_host);
+  workspace.forbid_guards(true);
   status = runmax_execute(plan.get(), &args, workspace.pointer(), bytes, nullptr);
+  workspace.forbid_guards(false);
   if (status == RUNMAX_OK) status = runmax_device_sync(device, nullptr);
   if (status != RUNMAX_OK) {
     const runmax_plan_info info = outcome.info;
@@ -308,7 +320,9 @@ Outcome execute(Case& c, runmax_device* device, bool through_device_memory) {
     outcome = execute_there(c.problem(), placement.args(), device);
     placement.fetch();
   } else {
+    c.forbid_guards(true);
     outcome = execute(c.problem(), c.args(), device);
+    c.forbid_guards(false);
   }
   if (outcome.damage.empty()) outcome.damage = c.damage();
   if (!outcome.damage.empty()) return outcome;

@@ -141,6 +141,12 @@ inline constexpr runmax_dtype dtype_of<bool> = RUNMAX_BOOL;
 template <>
 inline constexpr runmax_dtype dtype_of<unsigned char> = RUNMAX_BOOL;
 
+// Contiguous elements that a T* can point to and that outlive the expression: no temporary vector.
+template <class R, class T>
+concept ContiguousRangeOf = std::ranges::contiguous_range<R> && std::ranges::borrowed_range<R> &&
+    std::is_convertible_v<std::add_pointer_t<std::ranges::range_reference_t<R>>,
+                          std::add_pointer_t<T>>;
+
 // Elements of type T with shape and strides (in elements), somewhere in memory that someone else
 // owns. At most RUNMAX_MAX_RANK dimensions; more are refused by the call that uses the view.
 template <class T>
@@ -173,10 +179,8 @@ class TensorView {
 
   // A std::vector, std::array, std::span, ...: contiguous, and its size has to hold the shape,
   // which is checked by the call that uses the view.
-  template <std::ranges::contiguous_range R>
-  requires std::ranges::borrowed_range<R> &&
-      std::is_convertible_v < std::remove_reference_t<std::ranges::range_reference_t<R>>
-  *, T* > TensorView(R&& range, Dims shape) : TensorView(std::ranges::data(range), shape) {
+  template <ContiguousRangeOf<T> R>
+  TensorView(R&& range, Dims shape) : TensorView(std::ranges::data(range), shape) {
     capacity_ = static_cast<int64_t>(std::ranges::size(range));
   }
 

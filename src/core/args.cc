@@ -11,8 +11,6 @@
 namespace runmax {
 namespace {
 
-constexpr size_t kMaxOperands = 40;
-
 // An operand that has elements, with its pointer.
 struct Bound {
   const Operand* operand;

@@ -1,6 +1,7 @@
 #include "core/operands.h"
 
 #include <cstring>
+#include <iterator>
 
 namespace runmax {
 namespace {
@@ -55,6 +56,8 @@ constexpr Operand kOperands[] = {
 };
 
 #undef RUNMAX_OPERAND
+
+static_assert(std::size(kOperands) <= kMaxOperands);
 
 }  // namespace
 

@@ -48,6 +48,7 @@ struct Operand {
 };
 
 std::span<const Operand> operands();
+inline constexpr size_t kMaxOperands = 40;  // room for a list of them without allocation
 
 // The mode of a problem whose op is known.
 Mode mode_of(const runmax_problem& problem);

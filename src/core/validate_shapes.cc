@@ -191,9 +191,10 @@ Status match_block_index(const Problem& problem, Dims& d) {
     RUNMAX_MATCH(block_index, heads, q_blocks, max_selected);
   } else {
     RUNMAX_MATCH(block_index, d.batch, heads, q_blocks, max_selected);
-    const int64_t block_q = std::max<int64_t>(raw.block_q, 1);  // check_options() wants >= 1
+    // check_options() refuses a block_q outside of this range.
+    const int64_t block_q = std::clamp<int64_t>(raw.block_q, 1, kMaxLength);
     const int64_t expected = (d.q_len.size + block_q - 1) / block_q;
-    if (raw.block_q >= 1 && raw.block_q <= kMaxLength && q_blocks.size != expected) {
+    if (block_q == raw.block_q && q_blocks.size != expected) {
       return Status::invalid(shape_field("block_index", q_blocks.index),
                              "is " + std::to_string(q_blocks.size) + ", must be " +
                                  std::to_string(expected) + " (q_len / block_q, rounded up)");

@@ -40,7 +40,7 @@ class Carver {
   explicit Carver(std::byte* base) : base_(base) {}
   template <class T>
   T* take(int64_t count) {
-    T* part = reinterpret_cast<T*>(base_ + used_);
+    T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += (static_cast<size_t>(count) * sizeof(T) + 63) & ~size_t{63};
     return part;
   }

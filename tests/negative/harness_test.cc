@@ -181,6 +181,17 @@ TEST(Harness, elements_round_once_to_nearest_even) {
   }
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+TEST(HarnessDeathTest, a_read_of_a_guard_stops_the_program) {
+  Case c("q_len=3 head_dim=5");
+  const Buffer& b = c.buffer("k");
+  c.forbid_guards(true);
+  EXPECT_DEATH(store(RUNMAX_F32, c.buffer("out").pointer(), 0, load(RUNMAX_F32, b.pointer(), 15)),
+               "use-after-poison");
+  c.forbid_guards(false);
+}
+#endif
+
 TEST(Harness, a_refused_call_writes_nothing_and_says_why) {
   Case c("q_heads=3 kv_heads=2 q_len=3 head_dim=4");
   const Outcome outcome = execute(c);

@@ -28,6 +28,10 @@ const char* const kProblems[] = {
     "batch=2 q_heads=2 q_len=12 kv_len=12 head_dim=8 segments=3",
     "packed batch=3 q_heads=4 kv_heads=2 head_dim=8 q_len=9 kv_len=20 causal "
     "cu_seqlens_q=0,9,9,12 cu_seqlens_kv=0,4,9,29",
+    "q_heads=4 kv_heads=2 q_len=40 kv_len=70 head_dim=8 block_size=16,8 block_heads=kv",
+    "packed batch=2 q_heads=2 head_dim=8 q_len=7 kv_len=9 segments=2 bias=1hqk seqused_kv=4,9 "
+    "cu_seqlens_q=0,7,10 cu_seqlens_kv=0,9,18",
+    "batch=2 q_heads=2 q_len=9 kv_len=30 head_dim=8 dropout=0.25 seed=7 offset=12345678901",
     "q_heads=2 q_len=3 kv_len=0 head_dim=8",
     "q_heads=2 q_len=0 kv_len=3 head_dim=8",
     "batch=2 q_heads=1 q_len=40 kv_len=300 head_dim=8 causal batch_invariant deterministic "

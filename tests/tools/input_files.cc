@@ -175,6 +175,11 @@ std::vector<std::string> flags_of(const ProblemSpec& spec) {
   }
   if (spec.scale_given) flags.push_back("--scale=" + std::to_string(spec.scale));
   if (spec.softcap > 0) add("--softcap", std::to_string(spec.softcap));
+  if (spec.dropout > 0) {
+    add("--dropout", std::to_string(spec.dropout));
+    add("--seed", std::to_string(spec.seed));
+    add("--offset", std::to_string(spec.offset));
+  }
   if (spec.batch_invariant) flags.push_back("--batch-invariant");
   if (spec.deterministic) flags.push_back("--deterministic");
   if (spec.threads > 0) add("--threads", std::to_string(spec.threads));

@@ -9,6 +9,7 @@
 
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "tests/unit/allocations.h"
 #include "tests/unit/problems.h"
 
 namespace runmax {
@@ -206,6 +207,18 @@ TEST(Args, AcceptsGoodOnes) {
     const Arguments arguments(make());
     const Status status = arguments.check();
     EXPECT_TRUE(status.is_ok()) << status.message();
+  }
+}
+
+TEST(Args, AllocatesNothingForGoodOnes) {
+  for (const auto make : {forward_problem, backward_problem, packed_problem, merge_problem}) {
+    const runmax_problem raw = make();
+    const Arguments arguments(raw);
+    const Problem problem = validate(raw).value();
+    const int64_t before = testing::allocations();
+    const bool good = check_args(problem, arguments.args, true).is_ok();
+    EXPECT_EQ(testing::allocations(), before);
+    EXPECT_TRUE(good);
   }
 }
 

@@ -1,14 +1,18 @@
 #include "device/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "tests/unit/allocations.h"
 
 namespace runmax {
 namespace {
@@ -192,6 +196,47 @@ TEST(ThreadPool, ForkedChildHasThreadsOfItsOwn) {
   after.expect_each_once();
 }
 #endif
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+// Room for few stacks or none: fewer threads, the same work.
+TEST(ThreadPool, RunsWithFewerThreadsThanWanted) {
+  for (const size_t room : {size_t{1} << 20, size_t{24} << 20}) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ThreadPool pool(16, false);
+      Recorder recorder(100, 16);
+      recorder.pause_us = 100;
+      std::ifstream statm("/proc/self/statm");
+      size_t pages = 0;
+      statm >> pages;
+      const size_t now = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+      const rlimit limit{now + room, now + room};
+      if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+      for (int i = 0; i < 3; ++i) pool.parallel_for(100, Recorder::task, &recorder);
+      bool good = !recorder.bad_slot && !recorder.shared_slot;
+      for (const auto& count : recorder.runs) good &= count == 3;
+      _exit(good ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+#endif
+
+TEST(ThreadPool, AllocatesNothingOnceItsThreadsRun) {
+  ThreadPool pool(3, false);
+  std::atomic<int> sum{0};
+  const auto add = [](void* self, int64_t, int32_t) {
+    static_cast<std::atomic<int>*>(self)->fetch_add(1);
+  };
+  pool.parallel_for(10, add, &sum);
+  const int64_t before = testing::allocations();
+  pool.parallel_for(1000, add, &sum);
+  EXPECT_EQ(testing::allocations(), before);
+  EXPECT_EQ(sum, 1010);
+}
 
 TEST(ThreadPool, UnusedPoolsComeAndGo) {
   for (int i = 0; i < 200; ++i) {

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "tests/unit/allocations.h"
 #include "tests/unit/problems.h"
 
 namespace runmax {
@@ -460,6 +462,55 @@ TEST(Validate, DerivesMergeFields) {
   EXPECT_EQ(problem.q_heads, 6);
   EXPECT_EQ(problem.q_len, 5);
   EXPECT_EQ(problem.head_dim_v, 8);
+}
+
+TEST(Validate, AllocatesNothingForGoodProblems) {
+  for (const Make make : {forward_problem, backward_problem, packed_problem, merge_problem}) {
+    const P problem = make();
+    const int64_t before = testing::allocations();
+    const bool good = validate(problem).is_ok();
+    EXPECT_EQ(testing::allocations(), before);
+    EXPECT_TRUE(good);
+  }
+}
+
+// Whatever the bytes are, the answer is a status; the sanitizers watch the arithmetic.
+TEST(Validate, SurvivesRandomBytes) {
+  std::mt19937_64 random(7);
+  const Make makes[] = {forward_problem, backward_problem, packed_problem, merge_gradient_problem};
+  const int64_t values[] = {0,
+                            1,
+                            -1,
+                            2,
+                            7,
+                            INT32_MAX,
+                            INT32_MIN,
+                            INT64_MAX,
+                            INT64_MIN,
+                            int64_t{1} << 32,
+                            int64_t{1} << 40,
+                            (int64_t{1} << 60) - 1};
+  int refused = 0;
+  for (int round = 0; round < 50000; ++round) {
+    P problem = makes[round % 4]();
+    auto* bytes = reinterpret_cast<unsigned char*>(&problem);
+    const int changes = 1 + static_cast<int>(random() % 3);
+    for (int i = 0; i < changes; ++i) {
+      const size_t first = sizeof(uint32_t) * 2;  // struct_size says how much may be read
+      const size_t word = first + random() % (sizeof(P) - first) / 8 * 8;
+      if (random() % 2 == 0) {
+        std::memcpy(bytes + word, &values[random() % std::size(values)], 8);
+      } else {
+        bytes[word + random() % 8] = static_cast<unsigned char>(random());
+      }
+    }
+    problem.kernel = nullptr;
+    const Result<Problem> result = validate(problem);
+    if (result.is_ok()) continue;
+    ++refused;
+    ASSERT_FALSE(result.status().field().empty());
+  }
+  EXPECT_GT(refused, 10000);
 }
 
 // A caller of a later release: longer, and fine as long as it asks for nothing new.
