@@ -1056,6 +1056,12 @@ void Placement::place_random_pointers() {
   }
 }
 
+void Placement::refresh() {
+  for (const Block& copy : blocks_) {
+    memory_.copy_in(copy.pointer, copy.block.get(), static_cast<size_t>(copy.bytes));
+  }
+}
+
 void Placement::fetch() {
   for (const Block& copy : blocks_) {
     memory_.copy_out(copy.block.get(), copy.pointer, static_cast<size_t>(copy.bytes));

@@ -152,6 +152,8 @@ class Placement {
   Placement(const Placement&) = delete;
   Placement& operator=(const Placement&) = delete;
   const runmax_args& args() const { return args_; }
+  // Copies the blocks of a case there once more, after the case has changed.
+  void refresh();
   // Brings everything back: of blocks every byte, otherwise the elements of outputs.
   void fetch();
 
