@@ -287,6 +287,9 @@ Outcome execute_there(const runmax_problem& problem, const runmax_args& args,
   Memory& memory = on_host ? static_cast<Memory&>(host) : remote;
   const size_t bytes = runmax_plan_workspace_size(plan.get());
   GuardedWorkspace workspace(memory, bytes, on_host);
+  // execute() does not read index tensors on a GPU: whoever wants them checked asks.
+  if (!on_host) status = runmax_check_args(plan.get(), &args, nullptr);
+  if (status != RUNMAX_OK) return failure(status);
   workspace.forbid_guards(true);
   status = runmax_execute(plan.get(), &args, workspace.pointer(), bytes, nullptr);
   workspace.forbid_guards(false);
