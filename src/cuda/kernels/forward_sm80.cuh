@@ -119,8 +119,10 @@ struct BlockContext {
   int leading_end;      // then from window_begin on,
   int window_begin;     // num_tiles in all
   int num_tiles;
-  const void* q;  // row 0 of the block
-  const void* k;  // key 0 of the sequence
+  int whole_begin;  // tiles that every row of the block sees all of, and whose copies need no
+  int whole_end;    // filter
+  const void* q;    // row 0 of the block
+  const void* k;    // key 0 of the sequence
   const void* v;
 };
 
@@ -134,7 +136,7 @@ struct WarpKeys {
 
 template <class Element>
 __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const WorkItem& item,
-                                                   int q_tile, int kv_tile) {
+                                                   int q_tile, int kv_tile, bool whole_pieces) {
   BlockContext c;
   c.s = policy::sequence_of(p, item.sequence);
   c.head = item.head;
@@ -162,6 +164,9 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
     c.window_begin = max(range.begin, begin);
     c.first_tile = begin < c.leading_end ? begin : c.window_begin;
     c.num_tiles = c.leading_end - begin + max(min(range.end, end) - c.window_begin, 0);
+    if (c.kv_begin >= c.kv_end) c.num_tiles = 0;
+    c.whole_begin = (c.visibility.lo(c.row_begin + c.rows - 1) + kv_tile - 1) / kv_tile;
+    c.whole_end = whole_pieces ? min(c.visibility.hi(c.row_begin), c.kv_end) / kv_tile : 0;
   }
   const int64_t kv_head = static_cast<uint32_t>(c.head) / static_cast<uint32_t>(p.group_size);
   c.q = static_cast<const Element*>(p.q.pointer) +
@@ -185,6 +190,9 @@ class ForwardBlock {
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kStages = Config::kStages;
   static constexpr int kTilesOfGroup = 64;
+  using KvCopy = AsyncCopy<kKvTile, kHeadDim, kThreads>;
+  // In registers, where there is room.
+  static constexpr bool kBoundsStay = kMTiles == 1;
   using Totals = float2[kThreads];  // (sum, reference) by thread
 
   // `c` and `late` hold the same; what is read through `c` may stay in registers.
@@ -231,13 +239,14 @@ class ForwardBlock {
     return k_shared(stage) + static_cast<uint32_t>(Config::kKvBytes);
   }
 
-  __device__ __forceinline__ int tile_after(int tile) const {
-    return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
-  }
-
   __device__ __forceinline__ void attend(const BlockContext& c) {
     set_warp_keys(c);
     if constexpr (Config::kFeatures) prepare_features();
+
+    whole_begin = c.whole_begin;
+    whole_end = c.whole_end;
+    k_thread = first_piece(c.k, p.k);
+    v_thread = first_piece(c.v, p.v);
 
     load<Config::kQTile>(0, source(c.q, p.q, p.head_dim), 0, {0, c.rows, 0});
     int tile = c.first_tile;
@@ -253,41 +262,58 @@ class ForwardBlock {
         for (int k = 0; k < kKSteps; ++k) load_q_fragment(m, k, q_fragments[m][k]);
       }
     }
-    int stage = 0;
-    for (int left = c.num_tiles - 1; left >= 0; --left) {
-      const int key_begin = tile * kKvTile;
-      const int next = tile_after(tile);
-      const bool works = warp_sees(key_begin);
-      ptx::wait_copies<0>();
-      __syncthreads();
-      if constexpr (kStages == 2) {
-        if (left > 0) {
-          load_k(next, stage ^ 1);
-          load_v(next, stage ^ 1);
-          ptx::commit_copies();
-        }
-      } else {
-        load_v(tile, 0);
-        ptx::commit_copies();
-      }
-      if (works) score_tile(stage, key_begin);
-      if constexpr (kStages == 1) {
-        ptx::wait_copies<0>();
-        __syncthreads();
-        if (left > 0) {
-          load_k(next, 0);
-          ptx::commit_copies();
-        }
-      }
+    tile_ = tile;
+    tiles_left_ = c.num_tiles;
+    stage_ = 0;
+    // All warps take the same steps, with or without work.
+    const bool has_rows = warp_row < c.rows;
+    for (; tiles_left_ > 0; end_step()) {
+      const bool works = has_rows && warp_sees(tile_);
+      begin_step();
+      if (works) score_tile();
+      exchange();
       if (works) {
         update_states();
-        if constexpr (Config::kFeatures) drop(key_begin);
-        add_product(stage);
+        if constexpr (Config::kFeatures) drop(tile_ * kKvTile);
+        add_product();
       }
-      if (next / kTilesOfGroup != tile / kTilesOfGroup) close_group();
-      tile = next;
-      if constexpr (kStages == 2) stage ^= 1;
+      if (tile_after(tile_) / kTilesOfGroup != tile_ / kTilesOfGroup) close_group();
     }
+  }
+
+  // ---------------------------------------------------------------- steps
+
+  __device__ __forceinline__ int tile_after(int tile) const {
+    return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
+  }
+  // K of this tile has arrived (two stages: V, too), and every warp is done with the tile before.
+  __device__ __forceinline__ void begin_step() {
+    ptx::wait_copies<0>();
+    __syncthreads();
+    if constexpr (kStages == 2) {
+      if (tiles_left_ > 1) {
+        const int next = tile_after(tile_);
+        load_k(next, stage_ ^ 1);
+        load_v(next, stage_ ^ 1);
+      }
+    } else {
+      load_v(tile_, 0);
+    }
+    ptx::commit_copies();
+  }
+  // One stage: V has arrived, and every warp is done with K.
+  __device__ __forceinline__ void exchange() {
+    if constexpr (kStages == 1) {
+      ptx::wait_copies<0>();
+      __syncthreads();
+      if (tiles_left_ > 1) load_k(tile_after(tile_), 0);
+      ptx::commit_copies();
+    }
+  }
+  __device__ __forceinline__ void end_step() {
+    tile_ = tile_after(tile_);
+    --tiles_left_;
+    if constexpr (kStages == 2) stage_ ^= 1;
   }
 
   // ---------------------------------------------------------------- copies
@@ -307,20 +333,43 @@ class ForwardBlock {
         return;
       }
     }
-    load_tile_async<kRows, kHeadDim, kThreads>(q_shared() + static_cast<uint32_t>(offset), from,
-                                               first_row, filter, thread);
+    AsyncCopy<kRows, kHeadDim, kThreads>::filtered(q_shared() + static_cast<uint32_t>(offset), from,
+                                                   first_row, filter, thread);
+  }
+  // What this thread copies first of tile 0.
+  static __device__ __forceinline__ const Element* first_piece(const void* base, const Operand& x) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return static_cast<const Element*>(base) + KvCopy::row(thread) * x.row + KvCopy::column(thread);
+  }
+  __device__ __forceinline__ bool is_whole(int tile) const {
+    return tile >= (kBoundsStay ? whole_begin : late_.whole_begin) &&
+           tile < (kBoundsStay ? whole_end : late_.whole_end);
   }
   __device__ __forceinline__ RowFilter keys_from(int key_begin) const {
     const RowFilter& seen = late_.seen_keys;
     return {seen.begin - key_begin, seen.end - key_begin, seen.leading - key_begin};
   }
   __device__ __forceinline__ void load_k(int tile, int stage) {
-    load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes, source(late_.k, p.k, p.head_dim),
-                  tile * kKvTile, keys_from(tile * kKvTile));
+    const int key_begin = tile * kKvTile;
+    if (is_whole(tile)) {
+      KvCopy::whole(k_shared(stage) + KvCopy::offset(static_cast<int>(threadIdx.x)),
+                    (kBoundsStay ? k_thread : first_piece(late_.k, p.k)) + key_begin * p.k.row,
+                    p.k.row);
+    } else {
+      load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes,
+                    source(late_.k, p.k, p.head_dim), key_begin, keys_from(key_begin));
+    }
   }
   __device__ __forceinline__ void load_v(int tile, int stage) {
-    load<kKvTile>(Config::kQBytes + (2 * stage + 1) * Config::kKvBytes,
-                  source(late_.v, p.v, p.head_dim_v), tile * kKvTile, keys_from(tile * kKvTile));
+    const int key_begin = tile * kKvTile;
+    if (is_whole(tile)) {
+      KvCopy::whole(v_shared(stage) + KvCopy::offset(static_cast<int>(threadIdx.x)),
+                    (kBoundsStay ? v_thread : first_piece(late_.v, p.v)) + key_begin * p.v.row,
+                    p.v.row);
+    } else {
+      load<kKvTile>(Config::kQBytes + (2 * stage + 1) * Config::kKvBytes,
+                    source(late_.v, p.v, p.head_dim_v), key_begin, keys_from(key_begin));
+    }
   }
 
   // ---------------------------------------------------------------- products
@@ -331,7 +380,7 @@ class ForwardBlock {
                          static_cast<uint32_t>((warp_row + 16 * m) * Tile::kRowBytes + 32 * k));
   }
 
-  __device__ __forceinline__ void score_tile(int stage, int key_begin) {
+  __device__ __forceinline__ void score_tile() {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -340,7 +389,7 @@ class ForwardBlock {
         for (int i = 0; i < 4; ++i) scores[m][n][i] = 0;
       }
     }
-    const uint32_t k_lane = k_shared(stage) + Tile::lane_offset_transposed(lane());
+    const uint32_t k_lane = k_shared(stage_) + Tile::lane_offset_transposed(lane());
 #pragma unroll
     for (int k = 0; k < kKSteps; ++k) {
       uint32_t q[kMTiles][4];
@@ -364,7 +413,8 @@ class ForwardBlock {
         }
       }
     }
-    const bool partial = !warp_sees_all(key_begin);
+    const int key_begin = tile_ * kKvTile;
+    const bool partial = !is_whole(tile_) && !warp_sees_all(key_begin);
     if constexpr (Config::kFeatures) {
       apply_features(key_begin, partial);
     } else {
@@ -372,8 +422,8 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void add_product(int stage) {
-    const uint32_t v_lane = v_shared(stage) + Tile::lane_offset(lane());
+  __device__ __forceinline__ void add_product() {
+    const uint32_t v_lane = v_shared(stage_) + Tile::lane_offset(lane());
 #pragma unroll
     for (int k = 0; k < kKvTile / 16; ++k) {
       uint32_t probs[kMTiles][4];
@@ -444,7 +494,9 @@ class ForwardBlock {
     if (lane() == 0) warp_keys_ = keys;
     __syncwarp();
   }
-  __device__ __forceinline__ bool warp_sees(int key_begin) const {
+  __device__ __forceinline__ bool warp_sees(int tile) const {
+    if (is_whole(tile)) return true;
+    const int key_begin = tile * kKvTile;
     return key_begin < warp_keys_.some_end && (key_begin + kKvTile > warp_keys_.some_begin ||
                                                key_begin < late_.visibility.sink_tokens);
   }
@@ -884,6 +936,13 @@ class ForwardBlock {
   WarpKeys& warp_keys_;
   Totals* const totals_;  // of the rows that this thread holds
   int warp_row;           // first row of this warp, in the block
+  int tile_;              // at work
+  int tiles_left_;        // with it
+  int stage_;             // where it lies
+  int whole_begin = 0;    // see BlockContext
+  int whole_end = 0;
+  const Element* k_thread = nullptr;  // first_piece() of K and V
+  const Element* v_thread = nullptr;
 
   float out[kMTiles][kDTiles][4];
   float scores[kMTiles][kNTiles][4];
@@ -907,7 +966,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   __shared__ BlockContext late;
   __shared__ WarpKeys warp_keys[Config::kWarps];
   const BlockContext context = context_of<typename Config::Element>(
-      p, decode(args, number), Config::kQTile, Config::kKvTile);
+      p, decode(args, number), Config::kQTile, Config::kKvTile,
+      args.async_copies && p.head_dim == Config::kHeadDim && p.head_dim_v == Config::kHeadDim);
   if (context.storage_rows == 0) return;
   if (threadIdx.x == 0) late = context;
   __syncthreads();
