@@ -50,6 +50,10 @@ Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_d
 Outcome execute(Case& c, bool through_device_memory = false);
 Outcome execute(Case& c, runmax_device* device, bool through_device_memory = false);
 
+// Remembers the largest error of a kernel and type. When the process ends, each is printed:
+// "[errors] KERNEL DTYPE RATIO ERROR", the ratio being the share of the gate.
+void note_errors(const std::string& kernel, runmax_dtype dtype, const Comparison& comparison);
+
 // The oracle's answer, forward or merge.
 reference::Forward expected(const runmax_problem& problem, const runmax_args& args,
                             const std::vector<int64_t>& rows = {});

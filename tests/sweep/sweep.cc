@@ -96,6 +96,7 @@ void Sweep::run_kernel(Case& c, const Kernel& kernel, const std::string& level,
   ++executed_;
   covered_.insert(kernel.name + " " + level);
   const Comparison result = compare_all(c.problem(), c.args(), oracle);
+  note_errors(kernel.name, static_cast<runmax_dtype>(spec.dtype), result);
   if (!result.passed) {
     ++failures_;
     ADD_FAILURE() << result.message << replay(spec);
