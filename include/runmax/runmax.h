@@ -221,7 +221,8 @@ typedef struct runmax_args {
 RUNMAX_API runmax_status runmax_tensor_init(runmax_tensor* tensor, runmax_dtype dtype, int32_t rank,
                                             const int64_t* shape) RUNMAX_NOEXCEPT;
 
-/* Is the problem well-formed? Needs no device. RUNMAX_OK or RUNMAX_INVALID_ARGUMENT. */
+/* Is the problem well-formed? Needs no device. RUNMAX_OK; RUNMAX_INVALID_ARGUMENT; or
+ * RUNMAX_UNSUPPORTED for what is reserved for a later release. */
 RUNMAX_API runmax_status runmax_validate(const runmax_problem* problem) RUNMAX_NOEXCEPT;
 
 /* ---------------------------------------------------------------------------------- device */

@@ -144,6 +144,10 @@ Status check_options(Problem& problem, Mode mode) {
                                   "RUNMAX_ALIGN_BOTTOM_RIGHT (0) or RUNMAX_ALIGN_TOP_LEFT (1)"));
   RUNMAX_RETURN_IF_ERROR(
       in_range("num_splits", raw.num_splits, 0, INT32_MAX, "at least 0 (0: the planner decides)"));
+  if (problem.has(RUNMAX_BATCH_INVARIANT)) {  // the size of a split is then fixed, not their number
+    RUNMAX_RETURN_IF_ERROR(
+        in_range("num_splits", raw.num_splits, 0, 1, "0 or 1 with RUNMAX_BATCH_INVARIANT"));
+  }
   return check_kernel_name(raw.kernel);
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "runmax/runmax.h"
@@ -37,6 +38,18 @@ class Workspace {
       }
     }
     return nullptr;
+  }
+
+  // Product of sizes. What no machine has stays a number that no allocation can meet.
+  static size_t bytes(std::initializer_list<int64_t> sizes) {
+    constexpr size_t kTooMany = SIZE_MAX / 16;
+    size_t product = 1;
+    for (int64_t size : sizes) {
+      if (size == 0) return 0;
+      const size_t factor = static_cast<size_t>(size);
+      product = product > kTooMany / factor ? kTooMany : product * factor;
+    }
+    return product;
   }
 
   static size_t round_up(size_t bytes) {

@@ -120,12 +120,7 @@ struct Tasks {
 
 }  // namespace
 
-const char* forward_supports(const Problem& problem, const DeviceInfo&) {
-  if (problem.has(RUNMAX_BATCH_INVARIANT) && problem.raw.num_splits > 1) {
-    return "num_splits: batch_invariant fixes the split size, so the number cannot be forced";
-  }
-  return nullptr;
-}
+const char* forward_supports(const Problem&, const DeviceInfo&) { return nullptr; }
 
 Config forward_configure(const Problem& problem, const DeviceInfo& device, Workspace& ledger,
                          const ForwardKernel& kernel) {
@@ -138,16 +133,15 @@ Config forward_configure(const Problem& problem, const DeviceInfo& device, Works
   const int64_t tiles = problem.packed
                             ? problem.total_q / p.q_tile + problem.batch + 1
                             : problem.batch * round_up(problem.q_len, p.q_tile) / p.q_tile;
-  int64_t splits = problem.raw.num_splits;
-  int64_t split_len = 0;
-  if (splits == 0) {  // each chunk a split: the same bits as without
-    const bool split = tiles * heads < kEnoughItems && problem.kv_len > kChunk;
-    splits = split ? (problem.kv_len + kChunk - 1) / kChunk : 1;
-    split_len = kChunk;
-  } else {
+  int64_t split_len = kChunk;  // each chunk a split: the same bits as without
+  if (const int64_t forced = problem.raw.num_splits; forced > 0) {
     split_len =
-        std::max<int64_t>(round_up((problem.kv_len + splits - 1) / splits, p.kv_tile), p.kv_tile);
+        std::max<int64_t>(round_up((problem.kv_len + forced - 1) / forced, p.kv_tile), p.kv_tile);
+  } else if (tiles * heads >= kEnoughItems) {
+    split_len = std::max<int64_t>(problem.kv_len, 1);
   }
+  // Forced or not, no split is empty by its length.
+  const int64_t splits = std::max<int64_t>((problem.kv_len + split_len - 1) / split_len, 1);
 
   Config config;
   config.q_tile = p.q_tile;
@@ -174,7 +168,7 @@ Config forward_configure(const Problem& problem, const DeviceInfo& device, Works
   if (splits > 1) {
     const int64_t element = problem.raw.q.dtype == RUNMAX_F64 ? 8 : 4;
     const int64_t row = round_up(problem.head_dim_v, 64 / element) + kPartialExtra;
-    ledger.book("partial", static_cast<size_t>(splits * heads * problem.total_q * row * element));
+    ledger.book("partial", Workspace::bytes({splits, heads, problem.total_q, row, element}));
   }
   return config;
 }

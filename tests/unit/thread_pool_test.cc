@@ -28,8 +28,8 @@ struct Recorder {
       return;
     }
     if (r.in_slot[slot].exchange(true)) r.shared_slot = true;
-    r.runs[i].fetch_add(1);
     if (r.pause_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(r.pause_us));
+    r.runs[i].fetch_add(1);
     r.in_slot[slot] = false;
   }
 
@@ -68,28 +68,54 @@ TEST(ThreadPool, ManyShortJobs) {
   }
 }
 
+// Tasks that wait until `wanted` of them run at once, but not for ever.
+struct Meeting {
+  explicit Meeting(int wanted) : wanted(wanted) {}
+
+  static void task(void* self, int64_t, int32_t) {
+    auto& m = *static_cast<Meeting*>(self);
+    if (m.inside.fetch_add(1) + 1 == m.wanted) m.met = true;
+    for (int i = 0; i < 10'000 && !m.met; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    m.inside.fetch_sub(1);
+  }
+
+  const int wanted;
+  std::atomic<int> inside{0};
+  std::atomic<bool> met{false};
+};
+
 TEST(ThreadPool, UsesSeveralThreads) {
   ThreadPool pool(4, false);
-  struct Meeting {
-    std::atomic<int> inside{0};
-    std::atomic<int> most{0};
-  } meeting;
-  pool.parallel_for(
-      4,
-      [](void* self, int64_t, int32_t) {
-        auto& m = *static_cast<Meeting*>(self);
-        const int now = m.inside.fetch_add(1) + 1;
-        int most = m.most;
-        while (most < now && !m.most.compare_exchange_weak(most, now)) {
-        }
-        // Waits for the others, but not for ever.
-        for (int i = 0; i < 5000 && m.most < 4; ++i) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        m.inside.fetch_sub(1);
-      },
-      &meeting);
-  EXPECT_EQ(meeting.most, 4);
+  Meeting meeting(4);
+  pool.parallel_for(4, Meeting::task, &meeting);
+  EXPECT_TRUE(meeting.met);
+}
+
+TEST(ThreadPool, CallerWaitsForTheSlowestTask) {
+  for (const bool spin : {false, true}) {
+    ThreadPool pool(3, spin);
+    for (int job = 0; job < 5; ++job) {
+      struct Slow {
+        std::thread::id caller = std::this_thread::get_id();
+        std::atomic<int> done{0};
+      } slow;
+      pool.parallel_for(
+          6,
+          [](void* self, int64_t, int32_t) {
+            auto& s = *static_cast<Slow*>(self);
+            if (std::this_thread::get_id() != s.caller) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            } else {
+              std::this_thread::sleep_for(std::chrono::microseconds(500));
+            }
+            s.done.fetch_add(1);
+          },
+          &slow);
+      ASSERT_EQ(slow.done, 6);
+    }
+  }
 }
 
 TEST(ThreadPool, WorkersSleepAndWakeAgain) {
@@ -176,14 +202,12 @@ TEST(ThreadPool, ForkedChildHasThreadsOfItsOwn) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    Recorder recorder(3, 3);
-    recorder.pause_us = 50'000;  // long enough for the others to come
-    pool->parallel_for(3, Recorder::task, &recorder);
-    bool good = !recorder.bad_slot && !recorder.shared_slot;
+    Meeting meeting(3);
+    pool->parallel_for(3, Meeting::task, &meeting);
+    bool good = meeting.met;
+    Recorder recorder(100, 3);
+    pool->parallel_for(100, Recorder::task, &recorder);
     for (const auto& count : recorder.runs) good &= count == 1;
-    Recorder again(100, 3);
-    pool->parallel_for(100, Recorder::task, &again);
-    for (const auto& count : again.runs) good &= count == 1;
     pool.reset();
     _exit(good ? 0 : 1);
   }

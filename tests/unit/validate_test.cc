@@ -79,6 +79,12 @@ const std::vector<Refusal> kRefusals = {
     {forward_problem, [](P& p) { p.block_index = {}; }, "block_q", "is 2, must be 0 without"},
     {forward_problem, [](P& p) { p.block_index = {}, p.block_q = 0; }, "block_kv", "is 3, must be 0"},
     {forward_problem, [](P& p) { p.num_splits = -1; }, "num_splits", "is -1"},
+    {forward_problem,
+     [](P& p) {
+       p.flags |= RUNMAX_BATCH_INVARIANT;
+       p.num_splits = 2;
+     },
+     "num_splits", "0 or 1 with RUNMAX_BATCH_INVARIANT"},
     {forward_problem, [](P& p) { p.diagonal_alignment = 2; }, "diagonal_alignment", "is 2"},
     {forward_problem, [](P& p) { p.kernel = kLongName; }, "kernel", "longer than 63"},
     {forward_problem, [](P& p) { p.kernel = ""; }, "kernel", "is empty"},

@@ -38,6 +38,12 @@ TEST(Workspace, PartsNeitherOverlapNorLeaveTheTotal) {
   EXPECT_LE(end, ledger.size());
 }
 
+TEST(Workspace, ProductsOfSizesSaturate) {
+  EXPECT_EQ(Workspace::bytes({3, 5, 7}), 105u);
+  EXPECT_EQ(Workspace::bytes({INT64_MAX, INT64_MAX, 0}), 0u);
+  EXPECT_EQ(Workspace::bytes({INT64_MAX, 4, 1, INT64_MAX}), SIZE_MAX / 16);
+}
+
 TEST(Workspace, EmptyLedgerNeedsNothing) {
   const Workspace ledger;
   EXPECT_EQ(ledger.size(), 0u);
