@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SHARED = ["sweep_test", "bits_test", "cases_test", "negative_test"]  # the CPU's tests, unchanged
+SHARED = ["sweep_test", "bits_test", "cases_test", "matrix_test"]  # the CPU's tests, unchanged
 ALONE = "gpu_test"  # watches the GPU's free memory: nothing else runs beside it
 CPU_ONLY = {"Bits.any_parallel_for"}  # about the threads of a CPU device
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
@@ -44,6 +44,7 @@ class Runner:
     def __init__(self, folder):
         self.folder = folder
         self.environment = dict(os.environ, RUNMAX_TEST_DEVICE="cuda",
+                                RUNMAX_FEATURES_PAGE=str(ROOT / "docs/features.md"),
                                 RUNMAX_SWEEP_PROBLEMS=str(ROOT / "tests/sweep/problems.txt"))
         self.environment["LD_LIBRARY_PATH"] = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
 
