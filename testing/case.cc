@@ -468,6 +468,12 @@ void Case::fill_data() {
         if (which == 'k') return special == 0 ? 20 * x : x;
         return special == 0 ? 100 * x : x;
       }
+      if (kind == "nonfinite") {  // live NaN and inf: a few keys, values, and one query in 64
+        const uint64_t word = random_word(stream + 1, which == 'v' ? n : row_of(t, i));
+        const double bad[] = {std::nan(""), kInf, -kInf};
+        const bool hit = which == 'v' ? word % 256 == 0 : word % 64 == 0 && i[t.rank - 1] == 0;
+        return hit ? bad[word / 256 % 3] : random_normal(stream, n);
+      }
       if (which == 'v') return counting(t, i);
       if (kind == "counting") return which == 'q' ? 0 : random_normal(stream, n);
       // onehot: each query points at one key of its sequence.

@@ -45,7 +45,7 @@ class Runner:
         self.folder = folder
         self.environment = dict(os.environ, RUNMAX_TEST_DEVICE="cuda",
                                 RUNMAX_FEATURES_PAGE=str(ROOT / "docs/features.md"),
-                                RUNMAX_SWEEP_PROBLEMS=str(ROOT / "tests/sweep/problems.txt"))
+                                RUNMAX_SWEEP_LISTS=str(ROOT / "tests/sweep"))
         self.environment["LD_LIBRARY_PATH"] = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
 
     def run(self, command, timeout=TIMEOUT):

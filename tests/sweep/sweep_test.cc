@@ -16,23 +16,28 @@ const std::vector<std::string> kTypes = {"f32", "f64", "bf16", "f16"};
 
 std::string str(int64_t value) { return std::to_string(value); }
 
-TEST(Sweep, problems_by_hand) {
-  const char* elsewhere = std::getenv("RUNMAX_SWEEP_PROBLEMS");  // binaries that were moved
-  const std::string path = elsewhere != nullptr ? elsewhere : RUNMAX_SWEEP_PROBLEMS;
-  std::ifstream file(path);
-  ASSERT_TRUE(file.is_open()) << path;
-  Sweep sweep(/*every_level=*/true);
-  int64_t lines = 0;
+std::vector<std::string> lines_of(const std::string& name) {
+  const char* elsewhere = std::getenv("RUNMAX_SWEEP_LISTS");  // binaries that were moved
+  std::ifstream file(std::string(elsewhere != nullptr ? elsewhere : RUNMAX_SWEEP_LISTS) + "/" +
+                     name);
+  std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) {
-    if (line.empty() || line[0] == '#') continue;
-    ++lines;
+    if (!line.empty() && line[0] != '#') lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(Sweep, problems_by_hand) {
+  const std::vector<std::string> lines = lines_of("problems.txt");
+  ASSERT_GT(lines.size(), 30u);
+  Sweep sweep(/*every_level=*/true);
+  for (const std::string& line : lines) {
     if ((" " + line).find(" dtype=") != std::string::npos) {
       sweep.run(line);
       continue;
     }
     for (const std::string& dtype : kTypes) sweep.run("dtype=" + dtype + " " + line);
   }
-  EXPECT_GT(lines, 30);
   sweep.finish();
 }
 
@@ -84,66 +89,6 @@ TEST(Sweep, head_dims) {
   sweep.finish();
 }
 
-// One option of each kind; every pair of them meets once.
-const std::vector<std::string>& options() {
-  static const std::vector<std::string> all = {"causal",
-                                               "align=top_left",
-                                               "window=17,0",
-                                               "window=5,9",
-                                               "window=-1,3",
-                                               "sink_tokens=4 window=2,2",
-                                               "scale=-1",
-                                               "scale=0",
-                                               "scale=0.02",
-                                               "softcap=3",
-                                               "alibi",
-                                               "alibi=bh",
-                                               "bias",
-                                               "bias=1h1k",
-                                               "bias=b1qk bias_dtype=f32",
-                                               "mask",
-                                               "mask=11qk",
-                                               "sink",
-                                               "seqused_q",
-                                               "seqused_kv",
-                                               "seqused_q seqused_kv keep_unused",
-                                               "diagonal_offset",
-                                               "prefix_len",
-                                               "segments=3",
-                                               "block_size=8,16",
-                                               "block_size=64,64 block_heads=q",
-                                               "packed",
-                                               "packed keep_unused",
-                                               "dropout=0.3 seed=17 offset=4",
-                                               "num_splits=2",
-                                               "num_splits=5",
-                                               "batch_invariant",
-                                               "deterministic",
-                                               "lse_lo",
-                                               "no_lse",
-                                               "layout=bshd",
-                                               "layout=bhds",
-                                               "layout=padded",
-                                               "layout=strided",
-                                               "layout=negative",
-                                               "layout=broadcast",
-                                               "alignment=64",
-                                               "v_in_k",
-                                               "fill=hostile",
-                                               "fill=onehot",
-                                               "fill=huge",
-                                               "fill=counting",
-                                               "poison=inf",
-                                               "poison=1e30",
-                                               "poison_hidden",
-                                               "out_dtype=f32",
-                                               "kv_heads=4",
-                                               "kv_heads=1",
-                                               "kv_len=1",
-                                               "q_len=1"};
-  return all;
-}
-
 // "" where the two cannot be said in one problem.
 std::string joined(const std::string& base, const std::string& a, const std::string& b) {
   for (const std::string& text : {base + " " + a + " " + b, base + " " + b + " " + a}) {
@@ -153,22 +98,24 @@ std::string joined(const std::string& base, const std::string& a, const std::str
 }
 
 TEST(Sweep, every_pair_of_options) {
+  const std::vector<std::string> options = lines_of("options.txt");
+  ASSERT_GT(options.size(), 40u);
   Sweep sweep(/*every_level=*/false);
   // A whole tile and a part of one, both ways.
   const runmax_plan_info tiles = plan_info("q_len=4096 head_dim=11");
   const std::string q_len = "q_len=" + str(tiles.q_tile + 5);
   const std::string kv_len = "kv_len=" + str(tiles.kv_tile + 12);
   int64_t number = 0;
-  for (size_t a = 0; a < options().size(); ++a) {
-    for (size_t b = a; b < options().size(); ++b) {
-      const std::string& second = a == b ? std::string() : options()[b];
+  for (size_t a = 0; a < options.size(); ++a) {
+    for (size_t b = a; b < options.size(); ++b) {
+      const std::string& second = a == b ? std::string() : options[b];
       std::string base = "batch=2 q_heads=4 head_dim=11 data_seed=" + str(number);
       for (const std::string& word : {std::string("kv_heads=2"), q_len, kv_len}) {
         const std::string key = word.substr(0, word.find('='));
-        if (options()[a].find(key) == 0 || second.find(key) == 0) continue;
+        if (options[a].find(key) == 0 || second.find(key) == 0) continue;
         base += " " + word;
       }
-      std::string text = joined(base, options()[a], second);
+      std::string text = joined(base, options[a], second);
       if (text.empty()) continue;
       // f64 has no out in f32.
       const bool narrow_out = text.find("out_dtype") != std::string::npos;
@@ -221,7 +168,7 @@ std::string random_problem(uint64_t seed) {
   maybe(6, {"batch_invariant"});
   maybe(4, {"poison_hidden"});
   maybe(3, {"poison=inf", "poison=1e30", "poison=zero"});
-  maybe(2, {"fill=hostile", "fill=huge", "fill=onehot", "fill=counting"});
+  maybe(2, {"fill=hostile", "fill=nonfinite", "fill=huge", "fill=onehot", "fill=counting"});
   return text;
 }
 
