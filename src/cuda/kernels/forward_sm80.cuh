@@ -125,6 +125,7 @@ struct BlockContext {
   int leading_end;      // then from window_begin on,
   int window_begin;     // num_tiles in all
   int num_tiles;
+  int last_tile;
   int whole_begin;  // tiles that every row of the block sees all of, and whose copies need no
   int whole_end;    // filter
   const void* q;    // row 0 of the block
@@ -171,6 +172,8 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
     c.first_tile = begin < c.leading_end ? begin : c.window_begin;
     c.num_tiles = c.leading_end - begin + max(min(range.end, end) - c.window_begin, 0);
     if (c.kv_begin >= c.kv_end) c.num_tiles = 0;
+    const int window_tiles = min(range.end, end) - c.window_begin;
+    c.last_tile = window_tiles > 0 ? c.window_begin + window_tiles - 1 : c.leading_end - 1;
     c.whole_begin = (c.visibility.lo(c.row_begin + c.rows - 1) + kv_tile - 1) / kv_tile;
     c.whole_end = whole_pieces ? min(c.visibility.hi(c.row_begin), c.kv_end) / kv_tile : 0;
   }
@@ -194,7 +197,8 @@ class ForwardBlock {
   // Of out: its m-tile 0 has this warp's rows, if paired m-tile 1 those of the other warp.
   static constexpr int kOutMTiles = Config::kPaired ? 2 : kMTiles;
   static constexpr int kDTiles = kHeadDim / 8 / (Config::kPaired ? 2 : 1);
-  static constexpr int kKSteps = kHeadDim / 16;
+  static constexpr int kKSteps = kHeadDim / 16;  // of the first product ...
+  static constexpr int kPSteps = kKvTile / 16;   // ... and of the second
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kStages = Config::kStages;
   static constexpr int kTilesOfGroup = 64;
@@ -269,8 +273,7 @@ class ForwardBlock {
 
     load<Config::kQTile>(0, source(c.q, p.q, p.head_dim), 0, {0, c.rows, 0});
     int tile = c.first_tile;
-    load_k(copy_of(tile, late_.k, p.k), 0);
-    if constexpr (kStages == 2) load_v(copy_of(tile, late_.v, p.v), 0);
+    load_tile<true, kStages == 2>(tile, 0);
     ptx::commit_copies();
     if constexpr (Config::kQInRegisters) {
       ptx::wait_copies<0>();
@@ -282,36 +285,29 @@ class ForwardBlock {
       }
     }
     tile_ = tile;
-    tiles_left_ = c.num_tiles;
     stage_ = 0;
-    // All warps take the same steps, with or without work.
+    // All warps take the same steps, with or without work. Two stages: the copies of the next tile
+    // are issued while the first product finishes, so that it can begin right after the barrier.
     const bool has_rows = first_row() < c.rows;
-    for (; tiles_left_ > 0; --tiles_left_) {
-      // What to do with this tile and the next is looked up before the wait.
+    for (;;) {
       const bool whole = is_whole(tile_);
       const bool works = has_rows && (whole || warp_sees(tile_));
       const bool partial = !whole && !warp_sees_all(tile_ * kKvTile);
-      const int next = tile_after(tile_);
-      const Copy k_copy = copy_of(kStages == 1 || tiles_left_ > 1 ? next : -1, late_.k, p.k);
-      const Copy v_copy = copy_of(kStages == 1 ? tile_ : next, late_.v, p.v);
       ptx::wait_copies<0>();
       __syncthreads();
-      if constexpr (kStages == 2) {
-        if (tiles_left_ > 1) {
-          load_k(k_copy, stage_ ^ 1);
-          load_v(v_copy, stage_ ^ 1);
-        }
-      } else {
-        load_v(v_copy, 0);
+      if constexpr (kStages == 1) {
+        load_tile<false, true>(tile_, 0);
+        ptx::commit_copies();
       }
-      ptx::commit_copies();
       if (works) score_tile(partial);
       if constexpr (kStages == 1) {  // V has arrived, and every warp is done with K
         ptx::wait_copies<0>();
         __syncthreads();
-        if (tiles_left_ > 1) load_k(k_copy, 0);
-        ptx::commit_copies();
       }
+      if (tile_ != late_.last_tile) {
+        load_tile<true, kStages == 2>(tile_after(tile_), kStages == 2 ? stage_ ^ 1 : 0);
+      }
+      ptx::commit_copies();
       if (works) {
         float alpha[kMTiles][2];
         const bool rescales = update_states(alpha);
@@ -322,6 +318,8 @@ class ForwardBlock {
           add_product();
         }
       }
+      if (tile_ == late_.last_tile) break;
+      const int next = tile_after(tile_);
       if (next / kTilesOfGroup != tile_ / kTilesOfGroup) close_group();
       tile_ = next;
       if constexpr (kStages == 2) stage_ ^= 1;
@@ -332,15 +330,6 @@ class ForwardBlock {
 
   __device__ __forceinline__ int tile_after(int tile) const {
     return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
-  }
-  // A kv tile to copy.
-  struct Copy {
-    int tile;
-    bool whole;
-    const Element* first;  // this thread's first piece
-  };
-  __device__ __forceinline__ Copy copy_of(int tile, const void* base, const Operand& x) const {
-    return {tile, is_whole(tile), first_piece(base, x) + tile * kKvTile * x.row};
   }
 
   // ---------------------------------------------------------------- copies
@@ -363,11 +352,6 @@ class ForwardBlock {
     AsyncCopy<kRows, kHeadDim, kThreads>::filtered(q_shared() + static_cast<uint32_t>(offset), from,
                                                    first_row, filter, thread);
   }
-  // What this thread copies first of tile 0.
-  static __device__ __forceinline__ const Element* first_piece(const void* base, const Operand& x) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return static_cast<const Element*>(base) + KvCopy::row(thread) * x.row + KvCopy::column(thread);
-  }
   __device__ __forceinline__ bool is_whole(int tile) const {
     return tile >= late_.whole_begin && tile < late_.whole_end;
   }
@@ -375,25 +359,30 @@ class ForwardBlock {
     const RowFilter& seen = late_.seen_keys;
     return {seen.begin - key_begin, seen.end - key_begin, seen.leading - key_begin};
   }
-  __device__ __forceinline__ void load_k(const Copy& copy, int stage) {
-    if (copy.whole) {
-      KvCopy::whole(k_shared(stage) + KvCopy::offset(static_cast<int>(threadIdx.x)), copy.first,
-                    p.k.row);
-    } else {
-      load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes,
-                    source(late_.k, p.k, p.head_dim), copy.tile * kKvTile,
-                    keys_from(copy.tile * kKvTile));
+  // The copies of K and / or V of a tile.
+  template <bool kK, bool kV>
+  __device__ __forceinline__ void load_tile(int tile, int stage) {
+    const int key_begin = tile * kKvTile;
+    const int k_offset = Config::kQBytes + 2 * stage * Config::kKvBytes;
+    const int v_offset = k_offset + Config::kKvBytes;
+    if (is_whole(tile)) {
+      const int thread = static_cast<int>(threadIdx.x);
+      const uint32_t to = q_shared() + KvCopy::offset(thread);
+      const int64_t row = key_begin + KvCopy::row(thread);
+      const int column = KvCopy::column(thread);
+      if constexpr (kK) {
+        KvCopy::whole(to + static_cast<uint32_t>(k_offset),
+                      static_cast<const Element*>(late_.k) + row * p.k.row + column, p.k.row);
+      }
+      if constexpr (kV) {
+        KvCopy::whole(to + static_cast<uint32_t>(v_offset),
+                      static_cast<const Element*>(late_.v) + row * p.v.row + column, p.v.row);
+      }
+      return;
     }
-  }
-  __device__ __forceinline__ void load_v(const Copy& copy, int stage) {
-    if (copy.whole) {
-      KvCopy::whole(v_shared(stage) + KvCopy::offset(static_cast<int>(threadIdx.x)), copy.first,
-                    p.v.row);
-    } else {
-      load<kKvTile>(Config::kQBytes + (2 * stage + 1) * Config::kKvBytes,
-                    source(late_.v, p.v, p.head_dim_v), copy.tile * kKvTile,
-                    keys_from(copy.tile * kKvTile));
-    }
+    const RowFilter keys = keys_from(key_begin);
+    if constexpr (kK) load<kKvTile>(k_offset, source(late_.k, p.k, p.head_dim), key_begin, keys);
+    if constexpr (kV) load<kKvTile>(v_offset, source(late_.v, p.v, p.head_dim_v), key_begin, keys);
   }
 
   // ---------------------------------------------------------------- products
@@ -470,13 +459,14 @@ class ForwardBlock {
     }
   }
   __device__ __forceinline__ void add_product() {
+    uint32_t probs[kPSteps][kOutMTiles][4];
 #pragma unroll
-    for (int k = 0; k < kKvTile / 16; ++k) {
-      uint32_t probs[kOutMTiles][4];
+    for (int k = 0; k < kPSteps; ++k) {
 #pragma unroll
-      for (int m = 0; m < kMTiles; ++m) probs_of(m, k, probs[m]);
-      add_fragment(k, probs);
+      for (int m = 0; m < kMTiles; ++m) probs_of(m, k, probs[k][m]);
     }
+#pragma unroll
+    for (int k = 0; k < kPSteps; ++k) add_fragment(k, probs[k]);
   }
 
   // The same where the other warp of the pair has half of the rows: P and alpha are exchanged. The
@@ -484,9 +474,9 @@ class ForwardBlock {
   __device__ __forceinline__ void add_paired_product(const float (&alpha)[2], bool rescales) {
     using Probs = typename Config::Probs;
     unsigned char* shared = shared_ + Config::kSharedBytes - Config::kProbsBytes;
-    uint32_t own[kKvTile / 16][4];
+    uint32_t own[kPSteps][4];
 #pragma unroll
-    for (int k = 0; k < kKvTile / 16; ++k) {
+    for (int k = 0; k < kPSteps; ++k) {
       probs_of(0, k, own[k]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -506,7 +496,7 @@ class ForwardBlock {
     const uint32_t other = ptx::shared_address(shared) + Probs::lane_offset(lane()) +
                            static_cast<uint32_t>((warp_row ^ 16) * Probs::kRowBytes);
 #pragma unroll
-    for (int k = 0; k < kKvTile / 16; ++k) {
+    for (int k = 0; k < kPSteps; ++k) {
       uint32_t probs[kOutMTiles][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) probs[0][i] = own[k][i];
@@ -1037,7 +1027,6 @@ class ForwardBlock {
   float* const row_values_;  // one per row of the block, for exchange
   int warp_row;              // first row of this warp, in the block
   int tile_;                 // at work
-  int tiles_left_;           // with it
   int stage_;                // where it lies
 
   float out[kOutMTiles][kDTiles][4];
