@@ -312,8 +312,9 @@ void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& inf
   info.threads = plan.device->info().max_threads;
   info.extra_memory_tiled = plan.ledger.size();
   info.fast_tile_bytes = static_cast<uint64_t>(plan.config.fast_tile_bytes);
-  const bool l1 = std::strcmp(plan.config.fast_level, "L1") == 0;
-  info.fast_level_bytes = l1 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
+  // l1_bytes of a GPU are its shared memory.
+  const bool l2 = std::strcmp(plan.config.fast_level, "L2") == 0;
+  info.fast_level_bytes = !l2 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
   std::strncpy(info.fast_level, plan.config.fast_level, sizeof info.fast_level - 1);
   std::strncpy(info.kernel, plan.kernel->name, sizeof info.kernel - 1);
   if (raw.op != RUNMAX_FORWARD) return;

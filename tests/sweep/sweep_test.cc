@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "testing/element.h"
@@ -16,7 +17,9 @@ const std::vector<std::string> kTypes = {"f32", "f64", "bf16", "f16"};
 std::string str(int64_t value) { return std::to_string(value); }
 
 std::vector<std::string> lines_of(const std::string& name) {
-  std::ifstream file(std::string(RUNMAX_SWEEP_LISTS) + "/" + name);
+  const char* elsewhere = std::getenv("RUNMAX_SWEEP_LISTS");  // binaries that were moved
+  std::ifstream file(std::string(elsewhere != nullptr ? elsewhere : RUNMAX_SWEEP_LISTS) + "/" +
+                     name);
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line[0] != '#') lines.push_back(line);
