@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "testing/element.h"
 
@@ -936,34 +937,144 @@ void DeviceMemory::copy_out(void* to_host, const void* from, size_t bytes) {
   }
 }
 
+namespace {
+
+// Larger operands, which reach far beyond their elements, are copied row by row.
+constexpr int64_t kWholeExtent = int64_t{256} << 20;
+
+std::byte* host_pointer(const Operand& operand, const runmax_args& args) {
+  // Where bind() writes is where the pointer lies.
+  runmax_args probe{};
+  std::byte* marker = reinterpret_cast<std::byte*>(~uintptr_t{0});
+  operand.bind(probe, marker);
+  for (size_t at = 0; at + sizeof(void*) <= sizeof probe; at += sizeof(void*)) {
+    std::byte* found;
+    std::memcpy(&found, reinterpret_cast<const std::byte*>(&probe) + at, sizeof found);
+    if (found != marker) continue;
+    std::memcpy(&found, reinterpret_cast<const std::byte*>(&args) + at, sizeof found);
+    return found;
+  }
+  return nullptr;
+}
+
+// Bytes [begin, end) that the elements cover, from element [0, ..., 0].
+std::pair<int64_t, int64_t> extent_of(const runmax_tensor& tensor) {
+  int64_t begin = 0, end = 1;
+  for (int d = 0; d < tensor.rank; ++d) {
+    if (tensor.shape[d] == 0) return {0, 0};
+    const int64_t reach = (tensor.shape[d] - 1) * tensor.stride[d];
+    (reach < 0 ? begin : end) += reach;
+  }
+  return {begin * size_of(tensor.dtype), end * size_of(tensor.dtype)};
+}
+
+// Calls visit(byte offset, bytes) for runs of neighbouring elements.
+template <class Visit>
+void for_each_run(const runmax_tensor& tensor, Visit&& visit) {
+  const int64_t size = size_of(tensor.dtype);
+  int64_t begin = 0, end = 0;
+  for_each_element(tensor, [&](const int64_t*, int64_t offset) {
+    if (offset * size != end) {
+      if (end > begin) visit(begin, end - begin);
+      begin = offset * size;
+    }
+    end = (offset + 1) * size;
+  });
+  if (end > begin) visit(begin, end - begin);
+}
+
+}  // namespace
+
 Placement::Placement(Case& source, Memory& memory) : memory_(memory), args_(source.args()) {
   for (const Operand& operand : operands()) {
     if (!source.has(operand.name)) continue;
     const Buffer& b = source.buffer(operand.name);
-    Copy* copy = nullptr;
-    for (Copy& known : copies_) {
+    std::byte* host = host_pointer(operand, source.args());
+    if (host != b.pointer()) {
+      place(operand, source.problem(), host);
+      continue;
+    }
+    Block* copy = nullptr;
+    for (Block& known : blocks_) {
       if (known.block == b.block) copy = &known;
     }
     if (copy == nullptr) {
-      void* allocation = memory.alloc(static_cast<size_t>(b.block_bytes + kBlockAlignment));
-      const auto address = reinterpret_cast<uintptr_t>(allocation);
-      const uintptr_t aligned = (address + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
-      copies_.push_back({b.block, b.block_bytes, allocation,
-                         static_cast<std::byte*>(allocation) + (aligned - address)});
-      copy = &copies_.back();
+      blocks_.push_back({b.block, b.block_bytes, allocate(b.block_bytes)});
+      copy = &blocks_.back();
       memory.copy_in(copy->pointer, b.block.get(), static_cast<size_t>(b.block_bytes));
     }
     operand.bind(args_, copy->pointer + b.origin);
   }
+  place_random_pointers();
+}
+
+Placement::Placement(const runmax_problem& problem, const runmax_args& args, Memory& memory)
+    : memory_(memory), args_(args) {
+  for (const Operand& operand : operands()) {
+    if ((problem.*operand.tensor).dtype == RUNMAX_DTYPE_NONE) continue;
+    place(operand, problem, host_pointer(operand, args));
+  }
+  place_random_pointers();
 }
 
 Placement::~Placement() {
-  for (const Copy& copy : copies_) memory_.free(copy.allocation);
+  for (void* allocation : allocations_) memory_.free(allocation);
+}
+
+// Aligned like the blocks of a case.
+std::byte* Placement::allocate(int64_t bytes) {
+  allocations_.push_back(memory_.alloc(static_cast<size_t>(bytes + kBlockAlignment)));
+  const auto address = reinterpret_cast<uintptr_t>(allocations_.back());
+  const uintptr_t aligned = (address + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  return static_cast<std::byte*>(allocations_.back()) + (aligned - address);
+}
+
+void Placement::place(const Operand& operand, const runmax_problem& problem, std::byte* host) {
+  const runmax_tensor& tensor = problem.*operand.tensor;
+  const auto [begin, end] = extent_of(tensor);
+  if (host == nullptr || begin == end) return;
+  std::byte* first = host + begin;
+  const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(first) % kBlockAlignment);
+  std::byte* to = allocate(past + end - begin) + past;
+  if (end - begin <= kWholeExtent) {
+    memory_.copy_in(to, first, static_cast<size_t>(end - begin));
+  } else {
+    for_each_run(tensor, [&, shift = begin](int64_t offset, int64_t bytes) {
+      memory_.copy_in(to - shift + offset, host + offset, static_cast<size_t>(bytes));
+    });
+  }
+  extents_.push_back({&tensor, operand.is_output(problem.op), host, to - begin});
+  operand.bind(args_, to - begin);
+}
+
+void Placement::place_random_pointers() {
+  for (const uint64_t** pointer : {&args_.seed_pointer, &args_.offset_pointer}) {
+    if (*pointer == nullptr) continue;
+    std::byte* to = allocate(sizeof **pointer);
+    memory_.copy_in(to, *pointer, sizeof **pointer);
+    *pointer = reinterpret_cast<const uint64_t*>(to);
+  }
+}
+
+void Placement::refresh() {
+  for (const Block& copy : blocks_) {
+    memory_.copy_in(copy.pointer, copy.block.get(), static_cast<size_t>(copy.bytes));
+  }
 }
 
 void Placement::fetch() {
-  for (const Copy& copy : copies_) {
+  for (const Block& copy : blocks_) {
     memory_.copy_out(copy.block.get(), copy.pointer, static_cast<size_t>(copy.bytes));
+  }
+  for (const Extent& extent : extents_) {
+    if (!extent.output) continue;
+    const auto [begin, end] = extent_of(*extent.tensor);
+    std::vector<std::byte> image(static_cast<size_t>(end - begin));
+    memory_.copy_out(image.data(), extent.pointer + begin, image.size());
+    for_each_run(*extent.tensor, [&, shift = begin](int64_t offset, int64_t bytes) {
+      std::memcpy(extent.host + offset, image.data() + (offset - shift),
+                  static_cast<size_t>(bytes));
+    });
   }
 }
 

@@ -140,27 +140,44 @@ void forbid_memory(const void* begin, size_t bytes, bool forbid);
 // Packed totals come from the drawn or given lengths.
 runmax_problem make_problem(const ProblemSpec& spec);
 
-// A case's blocks copied to a Memory, same misalignment, for execution there.
+// Operands copied to a Memory, same misalignment, for execution there.
 class Placement {
  public:
+  // A case's whole blocks: guards and gaps too. Operands that were pointed elsewhere by hand are
+  // copied as below.
   Placement(Case& source, Memory& memory);
+  // What the tensors cover in host memory.
+  Placement(const runmax_problem& problem, const runmax_args& args, Memory& memory);
   ~Placement();
   Placement(const Placement&) = delete;
   Placement& operator=(const Placement&) = delete;
   const runmax_args& args() const { return args_; }
-  // Brings every block back, guards and inputs included.
+  // Copies the blocks of a case there once more, after the case has changed.
+  void refresh();
+  // Brings everything back: of blocks every byte, otherwise the elements of outputs.
   void fetch();
 
  private:
-  struct Copy {
+  struct Block {
     std::shared_ptr<std::byte> block;
     int64_t bytes;
-    void* allocation;
     std::byte* pointer;
   };
+  struct Extent {
+    const runmax_tensor* tensor;
+    bool output;
+    std::byte* host;  // of element [0, ..., 0]
+    std::byte* pointer;
+  };
+  std::byte* allocate(int64_t bytes);
+  void place(const Operand& operand, const runmax_problem& problem, std::byte* host);
+  void place_random_pointers();
+
   Memory& memory_;
   runmax_args args_;
-  std::vector<Copy> copies_;
+  std::vector<void*> allocations_;
+  std::vector<Block> blocks_;
+  std::vector<Extent> extents_;
 };
 
 // Calls visit(index, element offset from [0, ..., 0]) for every element, in row-major order.

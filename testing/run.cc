@@ -190,12 +190,27 @@ void add_plain(CheckReport& report, const runmax_problem& problem, const runmax_
 
 }  // namespace
 
+namespace {
+
+struct DeviceDeleter {
+  void operator()(runmax_device* device) const { runmax_device_destroy(device); }
+};
+using OwnedDevice = std::unique_ptr<runmax_device, DeviceDeleter>;
+
+OwnedDevice make_device(const runmax_device_options& options) {
+  runmax_device* device = nullptr;
+  if (runmax_device_create(&options, &device) != RUNMAX_OK) {
+    std::fprintf(stderr, "testing: no device: %s\n", runmax_last_error());
+    std::abort();
+  }
+  return OwnedDevice(device);
+}
+
+}  // namespace
+
 runmax_device* cpu_device(int64_t threads, uint64_t isa_mask) {
-  struct Deleter {
-    void operator()(runmax_device* device) const { runmax_device_destroy(device); }
-  };
   static std::mutex mutex;
-  static std::map<std::pair<int64_t, uint64_t>, std::unique_ptr<runmax_device, Deleter>> devices;
+  static std::map<std::pair<int64_t, uint64_t>, OwnedDevice> devices;
   const std::lock_guard<std::mutex> lock(mutex);
   auto& slot = devices[{threads, isa_mask}];
   if (slot == nullptr) {
@@ -203,21 +218,33 @@ runmax_device* cpu_device(int64_t threads, uint64_t isa_mask) {
     options.struct_size = sizeof options;
     options.max_threads = static_cast<int32_t>(threads);
     options.isa_mask = isa_mask;
-    runmax_device* device = nullptr;
-    if (runmax_device_create(&options, &device) != RUNMAX_OK) {
-      std::fprintf(stderr, "testing: no device: %s\n", runmax_last_error());
-      std::abort();
-    }
-    slot.reset(device);
+    slot = make_device(options);
   }
   return slot.get();
 }
 
+runmax_device* cuda_device() {
+  static const OwnedDevice device = [] {
+    runmax_device_options options{};
+    options.struct_size = sizeof options;
+    options.kind = RUNMAX_DEVICE_CUDA;
+    return make_device(options);
+  }();
+  return device.get();
+}
+
+int32_t test_device_kind() {
+  const char* name = std::getenv("RUNMAX_TEST_DEVICE");
+  return name != nullptr && std::strcmp(name, "cuda") == 0 ? RUNMAX_DEVICE_CUDA : RUNMAX_DEVICE_CPU;
+}
+
 runmax_device* device_for(const ProblemSpec& spec) {
+  if (test_device_kind() == RUNMAX_DEVICE_CUDA) return cuda_device();
   return cpu_device(spec.threads, isa_mask(spec.isa));
 }
 
 std::vector<std::string> isa_levels() {
+  if (test_device_kind() == RUNMAX_DEVICE_CUDA) return {"baseline"};
   const runmax_device_info info = info_of(cpu_device());
   std::vector<std::string> levels;
   for (uint64_t bit = 1; bit != 0 && bit <= info.isa_found; bit <<= 1) {
@@ -233,7 +260,11 @@ std::string Outcome::text() const {
   return "ok";
 }
 
-Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_device* device) {
+namespace {
+
+// Pointers are the device's.
+Outcome execute_there(const runmax_problem& problem, const runmax_args& args,
+                      runmax_device* device) {
   if (problem.op == RUNMAX_MERGE) {
     const runmax_status status = runmax_merge(device, &problem, &args, nullptr);
     if (status != RUNMAX_OK) return failure(status);
@@ -256,6 +287,9 @@ Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_d
   Memory& memory = on_host ? static_cast<Memory&>(host) : remote;
   const size_t bytes = runmax_plan_workspace_size(plan.get());
   GuardedWorkspace workspace(memory, bytes, on_host);
+  // execute() does not read index tensors on a GPU: whoever wants them checked asks.
+  if (!on_host) status = runmax_check_args(plan.get(), &args, nullptr);
+  if (status != RUNMAX_OK) return failure(status);
   workspace.forbid_guards(true);
   status = runmax_execute(plan.get(), &args, workspace.pointer(), bytes, nullptr);
   workspace.forbid_guards(false);
@@ -269,13 +303,24 @@ Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_d
   return outcome;
 }
 
+}  // namespace
+
+Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_device* device) {
+  if (info_of(device).kind == RUNMAX_DEVICE_CPU) return execute_there(problem, args, device);
+  DeviceMemory memory(device);
+  Placement placement(problem, args, memory);
+  const Outcome outcome = execute_there(problem, placement.args(), device);
+  placement.fetch();
+  return outcome;
+}
+
 Outcome execute(Case& c, runmax_device* device, bool through_device_memory) {
   c.seal();
   Outcome outcome;
   if (through_device_memory || info_of(device).kind != RUNMAX_DEVICE_CPU) {
     DeviceMemory memory(device);
     Placement placement(c, memory);
-    outcome = execute(c.problem(), placement.args(), device);
+    outcome = execute_there(c.problem(), placement.args(), device);
     placement.fetch();
   } else {
     c.forbid_guards(true);

@@ -17,9 +17,15 @@ namespace runmax::testing {
 // The CPU with this many thread slots (0 = default) and these instruction sets (0 = all). Made on
 // first use and kept; aborts if the machine cannot give it.
 runmax_device* cpu_device(int64_t threads = 0, uint64_t isa_mask = 0);
-// What the spec's words `threads` and `isa` ask for.
+// The first GPU, likewise.
+runmax_device* cuda_device();
+// The kind of device that cases run on: CUDA if the environment says RUNMAX_TEST_DEVICE=cuda, so
+// that one set of test binaries serves both.
+int32_t test_device_kind();
+// What the spec's words `threads` and `isa` ask for, or the GPU.
 runmax_device* device_for(const ProblemSpec& spec);
-// The instruction-set restrictions that make a difference on this machine, the baseline first.
+// The instruction-set restrictions that make a difference on this machine, the baseline first. On a
+// GPU there is but one, and it says nothing.
 std::vector<std::string> isa_levels();
 
 // How one execution went.
@@ -35,11 +41,12 @@ struct Outcome {
 };
 
 // Plans, gives exactly the workspace asked for (filled with 0xFF, between guards), executes. Merge
-// goes through runmax_merge(). Pointers are the device's.
+// goes through runmax_merge(). Pointers are the host's; devices with memory of their own get a
+// Placement.
 Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_device* device);
 // Likewise on the case's own device, after seal(); looks for damage, and for elements of outputs
-// that were not written. Devices with memory of their own get a Placement, and so does the CPU if
-// asked to, which then tests runmax_device_alloc and runmax_device_copy.
+// that were not written. The CPU gets a Placement too if asked to, which then tests
+// runmax_device_alloc and runmax_device_copy.
 Outcome execute(Case& c, bool through_device_memory = false);
 Outcome execute(Case& c, runmax_device* device, bool through_device_memory = false);
 

@@ -4,6 +4,7 @@
 #include "core/abi.h"
 #include "core/args.h"
 #include "core/tensor.h"
+#include "device/index_copy.h"
 
 namespace runmax::api {
 namespace {
@@ -15,12 +16,15 @@ Result<Problem> import_problem(const runmax_problem* problem) {
   return validate(*problem);
 }
 
-// The caller's args in the current layout, checked against the plan.
-Status import_args(const Plan& plan, const runmax_args* args, runmax_args& current) {
+// The caller's args in the current layout, checked against the plan. Index tensors on a device are
+// read only if `wait` says that this call may wait for them.
+Status import_args(const Plan& plan, const runmax_args* args, runmax_args& current, bool wait,
+                   void* stream) {
   RUNMAX_RETURN_IF_ERROR(require(args, "args"));
   RUNMAX_RETURN_IF_ERROR(import_struct(*args, kFirstArgsSize, current));
   const bool on_host = plan.device->info().kind == RUNMAX_DEVICE_CPU;
-  return check_args(plan.problem, current, on_host);
+  if (on_host || !wait) return check_args(plan.problem, current, on_host);
+  return check_device_args(*plan.device, plan.problem, current, stream);
 }
 
 Status check_workspace(const Plan& plan, const void* workspace, size_t size) {
@@ -47,7 +51,8 @@ Status execute(const runmax_plan* plan, const runmax_args* args, void* workspace
                void* stream) {
   RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
   runmax_args current;
-  RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current));
+  const bool checked = plan->implementation.problem.has(RUNMAX_CHECKED);
+  RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current, checked, stream));
   RUNMAX_RETURN_IF_ERROR(check_workspace(plan->implementation, workspace, size));
   return launch(plan->implementation, current, workspace, stream);
 }
@@ -63,7 +68,7 @@ Status merge(runmax_device* device, const runmax_problem* problem, const runmax_
   Plan plan;
   RUNMAX_RETURN_IF_ERROR(make_plan(std::move(checked.value()), *device->implementation, plan));
   runmax_args current;
-  RUNMAX_RETURN_IF_ERROR(import_args(plan, args, current));
+  RUNMAX_RETURN_IF_ERROR(import_args(plan, args, current, false, stream));
   return launch(plan, current, nullptr, stream);
 }
 
@@ -165,8 +170,10 @@ runmax_status runmax_plan_count(const runmax_plan* plan, const runmax_args* args
                                 runmax_plan_info* info) noexcept {
   return guarded([&]() -> Status {
     RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
+    RUNMAX_RETURN_IF_ERROR(require(args, "args"));
     runmax_args current;
-    RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current));
+    RUNMAX_RETURN_IF_ERROR(import_struct(*args, kFirstArgsSize, current));
+    RUNMAX_RETURN_IF_ERROR(check_args(plan->implementation.problem, current, true));
     runmax_plan_info result{};
     count_work(plan->implementation, &current, result);
     return export_struct(result, kFirstPlanInfoSize, info);
@@ -179,11 +186,11 @@ runmax_status runmax_execute(const runmax_plan* plan, const runmax_args* args, v
 }
 
 runmax_status runmax_check_args(const runmax_plan* plan, const runmax_args* args,
-                                void* /*stream*/) noexcept {
+                                void* stream) noexcept {
   return guarded([&]() -> Status {
     RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
     runmax_args current;
-    return import_args(plan->implementation, args, current);
+    return import_args(plan->implementation, args, current, true, stream);
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "core/tensor.h"
 #include "cpu/forward_launch.h"
-#include "cpu/sequence.h"
+#include "policy/bind.h"
 
 namespace runmax::cpu {
 
@@ -41,126 +41,6 @@ void choose_tiles(const Problem& problem, ForwardParams& p) {
   }
 }
 
-// Dimension i of a tensor that broadcasts where its size is 1.
-int64_t broadcast_stride(const runmax_tensor& t, int i) {
-  return t.shape[i] == 1 ? 0 : t.stride[i];
-}
-
-// A non-null stand-in for present tensors without elements, whose pointer may be null.
-alignas(64) unsigned char no_elements[64];
-
-Operand operand(const runmax_tensor& t, const void* pointer) {
-  Operand x;
-  if (!Problem::present(t)) return x;
-  x.pointer = pointer != nullptr ? const_cast<void*>(pointer) : no_elements;
-  x.dtype = t.dtype;
-  return x;
-}
-
-// [batch, heads, rows, columns], or packed [rows, heads, columns].
-Operand token_operand(const runmax_tensor& t, const void* pointer, bool packed) {
-  Operand x = operand(t, pointer);
-  if (packed) {
-    x.row = t.stride[0];
-    x.head = t.stride[1];
-    x.column = t.stride[2];
-  } else {
-    x.batch = t.stride[0];
-    x.head = t.stride[1];
-    x.row = t.stride[2];
-    x.column = t.stride[3];
-  }
-  return x;
-}
-
-// [batch, heads, rows], or packed [heads, rows].
-Operand row_operand(const runmax_tensor& t, const void* pointer, bool packed) {
-  Operand x = operand(t, pointer);
-  x.batch = packed ? 0 : t.stride[0];
-  x.head = t.stride[packed ? 0 : 1];
-  x.row = t.stride[packed ? 1 : 2];
-  return x;
-}
-
-// [1|batch, 1|q_heads, 1|q_len, 1|kv_len]
-Operand pair_operand(const runmax_tensor& t, const void* pointer) {
-  Operand x = operand(t, pointer);
-  x.batch = broadcast_stride(t, 0);
-  x.head = broadcast_stride(t, 1);
-  x.row = broadcast_stride(t, 2);
-  x.column = broadcast_stride(t, 3);
-  return x;
-}
-
-// [q_heads] or [batch, q_heads]
-Operand head_operand(const runmax_tensor& t, const void* pointer) {
-  Operand x = operand(t, pointer);
-  x.batch = t.rank == 2 ? t.stride[0] : 0;
-  x.head = t.stride[t.rank == 2 ? 1 : 0];
-  return x;
-}
-
-void set_shape(const Problem& problem, ForwardParams& p) {
-  p.packed = problem.packed;
-  p.top_left = problem.raw.diagonal_alignment == RUNMAX_ALIGN_TOP_LEFT;
-  p.keep_unused = problem.has(RUNMAX_KEEP_UNUSED);
-  p.batch = problem.batch;
-  p.q_heads = problem.q_heads;
-  p.group_size = problem.group_size;
-  p.q_len = problem.q_len;
-  p.kv_len = problem.kv_len;
-  p.total_q = problem.total_q;
-  p.head_dim = problem.head_dim;
-  p.head_dim_v = problem.head_dim_v;
-  p.q.dtype = problem.raw.q.dtype;
-  p.scale = problem.scale;
-  p.softcap = problem.raw.softcap;
-  p.window_left = policy::clamp_position<int64_t>(problem.window_left);
-  p.window_right = policy::clamp_position<int64_t>(problem.window_right);
-  p.sink_tokens = policy::clamp_position<int64_t>(problem.raw.sink_tokens);
-}
-
-void set_data(const Problem& problem, const runmax_args& args, ForwardParams& p) {
-  const runmax_problem& raw = problem.raw;
-  const bool packed = problem.packed;
-  p.q = token_operand(raw.q, args.q, packed);
-  p.k = token_operand(raw.k, args.k, packed);
-  p.v = token_operand(raw.v, args.v, packed);
-  p.out = token_operand(raw.out, args.out, packed);
-  p.lse = row_operand(raw.lse, args.lse, packed);
-  p.lse_lo = row_operand(raw.lse_lo, args.lse_lo, packed);
-  p.bias = pair_operand(raw.bias, args.bias);
-  p.mask = pair_operand(raw.mask, args.mask);
-  p.alibi_slopes = head_operand(raw.alibi_slopes, args.alibi_slopes);
-  p.sink = head_operand(raw.sink, args.sink);
-
-  const auto per_batch = [](const runmax_tensor& t, const int32_t* pointer, const int32_t*& to,
-                            int64_t& stride) {
-    if (!Problem::present(t)) return;
-    to = pointer;
-    stride = t.stride[0];
-  };
-  per_batch(raw.seqused_q, args.seqused_q, p.seqused_q, p.seqused_q_stride);
-  per_batch(raw.seqused_kv, args.seqused_kv, p.seqused_kv, p.seqused_kv_stride);
-  per_batch(raw.prefix_len, args.prefix_len, p.prefix_len, p.prefix_len_stride);
-  per_batch(raw.diagonal_offset, args.diagonal_offset, p.diagonal_offset, p.diagonal_offset_stride);
-  per_batch(raw.cu_seqlens_q, args.cu_seqlens_q, p.cu_seqlens_q, p.cu_seqlens_q_stride);
-  per_batch(raw.cu_seqlens_kv, args.cu_seqlens_kv, p.cu_seqlens_kv, p.cu_seqlens_kv_stride);
-  if (Problem::present(raw.segment_ids_q)) {
-    p.segment_ids_q = args.segment_ids_q;
-    p.segment_ids_kv = args.segment_ids_kv;
-    p.segment_q_batch = packed ? 0 : raw.segment_ids_q.stride[0];
-    p.segment_q_stride = raw.segment_ids_q.stride[packed ? 0 : 1];
-    p.segment_kv_batch = packed ? 0 : raw.segment_ids_kv.stride[0];
-    p.segment_kv_stride = raw.segment_ids_kv.stride[packed ? 0 : 1];
-  }
-  if (raw.dropout > 0) {
-    p.dropout =
-        policy::Dropout::make(raw.dropout, args.seed_pointer ? *args.seed_pointer : args.seed,
-                              args.offset_pointer ? *args.offset_pointer : args.offset);
-  }
-}
-
 // Sorts each list of block_index into the workspace and drops negative entries and duplicates.
 struct BlockPreparation {
   const runmax_tensor& tensor;
@@ -189,30 +69,17 @@ struct BlockPreparation {
   }
 };
 
-int64_t block_lists(const runmax_tensor& t) {
-  int64_t lists = 1;
-  for (int d = 0; d < t.rank - 1; ++d) lists *= t.shape[d];
-  return lists;
-}
-
 void prepare_blocks(const Launch& launch, ForwardParams& p) {
   const runmax_tensor& t = launch.problem.raw.block_index;
   if (!Problem::present(t)) return;
   int32_t* entries = launch.ledger.take<int32_t>(launch.workspace, "block_entries");
   int32_t* counts = launch.ledger.take<int32_t>(launch.workspace, "block_counts");
   BlockPreparation preparation{t, launch.args.block_index, entries, counts};
-  launch.device.parallel_for(block_lists(t), BlockPreparation::list, &preparation);
+  launch.device.parallel_for(policy::block_list_count(launch.problem), BlockPreparation::list,
+                             &preparation);
 
-  const int64_t heads = t.shape[p.packed ? 0 : 1];
-  const int64_t q_blocks = t.shape[p.packed ? 1 : 2];
   p.blocks.entries = entries;
   p.blocks.counts = counts;
-  p.blocks.max_selected = t.shape[t.rank - 1];
-  p.blocks.block_q = launch.problem.raw.block_q;
-  p.blocks.block_kv = launch.problem.raw.block_kv;
-  p.blocks.head_lists = q_blocks;
-  p.blocks.batch_lists = heads * q_blocks;
-  p.blocks.heads_per_list = heads > 0 ? p.q_heads / heads : 1;
   if (p.packed) {
     int64_t* start = launch.ledger.take<int64_t>(launch.workspace, "block_start");
     int64_t total = 0;
@@ -258,7 +125,7 @@ const char* forward_supports(const Problem&, const DeviceInfo&) { return nullptr
 Config forward_configure(const Problem& problem, const DeviceInfo& device, Workspace& ledger,
                          const ForwardKernel& kernel) {
   ForwardParams p;
-  set_shape(problem, p);
+  policy::bind_shape(problem, p);
   choose_tiles(problem, p);
 
   const int64_t heads = problem.q_heads;
@@ -292,7 +159,8 @@ Config forward_configure(const Problem& problem, const DeviceInfo& device, Works
   if (const runmax_tensor& t = problem.raw.block_index; Problem::present(t)) {
     // One entry more than there are, so that the parts exist when no block is selected.
     ledger.book("block_entries", static_cast<size_t>(element_count(t) + 1) * sizeof(int32_t));
-    ledger.book("block_counts", static_cast<size_t>(block_lists(t) + 1) * sizeof(int32_t));
+    ledger.book("block_counts",
+                static_cast<size_t>(policy::block_list_count(problem) + 1) * sizeof(int32_t));
     if (problem.packed) {
       ledger.book("block_start", static_cast<size_t>(problem.batch + 1) * sizeof(int64_t));
     }
@@ -314,9 +182,10 @@ double forward_cost(const Problem& problem, const DeviceInfo& device, double flo
 
 Status forward_launch(const Launch& launch, const ForwardKernel& kernel) {
   ForwardParams p;
-  set_shape(launch.problem, p);
+  policy::bind_shape(launch.problem, p);
   choose_tiles(launch.problem, p);
-  set_data(launch.problem, launch.args, p);
+  policy::bind_data(launch.problem, launch.args, p);
+  p.dropout = policy::dropout_of(p);
   p.num_splits = launch.config.num_splits;
   p.split_len = launch.config.split_len;
   p.partial = launch.ledger.take(launch.workspace, "partial");

@@ -20,7 +20,7 @@
 // product that overflowed on the way to a representable score is done again in the wider type.
 #pragma once
 
-#include "cpu/sequence.h"
+#include "cpu/forward_params.h"
 #include "cpu/softmax.h"
 #include "cpu/storage.h"
 #include "cpu/tile_product.h"
@@ -188,7 +188,7 @@ class ForwardItem {
         head(item.head),
         kv_head(item.head / params.group_size),
         row_begin(item.tile * params.q_tile),
-        visibility(visibility_of(params, s)),
+        visibility(policy::visibility_of(params, s)),
         data_mask(data_mask_of(params, s, item.head)),
         x(params, carver) {
     storage_rows = s.q_len - row_begin < p.q_tile ? s.q_len - row_begin : p.q_tile;

@@ -15,10 +15,11 @@ namespace runmax {
 struct DeviceInfo {
   int32_t kind = RUNMAX_DEVICE_CPU;
   int32_t index = 0;
-  int32_t max_threads = 1;
+  int32_t max_threads = 1;         // GPU: multiprocessors
+  int32_t compute_capability = 0;  // GPU: 10 * major + minor
   uint64_t isa = RUNMAX_ISA_BASELINE;
   uint64_t isa_found = RUNMAX_ISA_BASELINE;
-  uint64_t l1_bytes = 32 << 10;
+  uint64_t l1_bytes = 32 << 10;  // GPU: shared memory of a multiprocessor
   uint64_t l2_bytes = 1 << 20;
   uint64_t l3_bytes = 0;
   uint64_t memory_bytes = 0;

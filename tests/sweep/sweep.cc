@@ -23,7 +23,8 @@ std::vector<Kernel> kernels_here() {
   for (int32_t n = 0; n < runmax_kernel_count(); ++n) {
     runmax_kernel_info info{};
     info.struct_size = sizeof info;
-    if (runmax_kernel_get(n, &info) != RUNMAX_OK || info.device_kind != RUNMAX_DEVICE_CPU) continue;
+    if (runmax_kernel_get(n, &info) != RUNMAX_OK || info.device_kind != test_device_kind())
+      continue;
     Kernel kernel{info.name, info.op, {}};
     for (const std::string& level : isa_levels()) {
       if ((info.required_isa & ~isa_mask(level)) == 0) kernel.levels.push_back(level);

@@ -1,32 +1,44 @@
 // From a work item to what it works on: sequence, head, rows, keys.
 #pragma once
 
-#include "cpu/forward_params.h"
+#include "policy/forward_params.h"
 
-namespace runmax::cpu {
+namespace runmax::policy {
+
+RUNMAX_INLINE int64_t clamped(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : (value > high ? high : value);
+}
 
 // Sequence b of the batch. Packed storage after the last token is sequence number p.batch, without
-// a row in use.
+// a row in use. Lengths are cut to the storage that the problem declares: index tensors on a GPU
+// are not checked beforehand, and no value of theirs may lead out of bounds.
 RUNMAX_INLINE Sequence sequence_of(const ForwardParams& p, int64_t b) {
   Sequence s{};
   s.batch = b;
   if (p.packed) {
     const int64_t sq = p.cu_seqlens_q_stride;
     const int64_t skv = p.cu_seqlens_kv_stride;
-    s.q_start = p.cu_seqlens_q[b * sq];
+    s.q_start = clamped(p.cu_seqlens_q[b * sq], 0, p.total_q);
     if (b == p.batch) {
       s.q_len = p.total_q - s.q_start;
       return s;
     }
-    s.q_len = p.cu_seqlens_q[(b + 1) * sq] - s.q_start;
-    s.kv_start = p.cu_seqlens_kv[b * skv];
-    s.kv_used = p.cu_seqlens_kv[(b + 1) * skv] - s.kv_start;
+    s.q_len = clamped(p.cu_seqlens_q[(b + 1) * sq], s.q_start, p.total_q) - s.q_start;
+    s.kv_start = clamped(p.cu_seqlens_kv[b * skv], 0, p.total_kv);
+    s.kv_used = clamped(p.cu_seqlens_kv[(b + 1) * skv], s.kv_start, p.total_kv) - s.kv_start;
   } else {
     s.q_len = p.q_len;
     s.kv_used = p.kv_len;
   }
-  s.q_used = p.seqused_q != nullptr ? p.seqused_q[b * p.seqused_q_stride] : s.q_len;
-  if (p.seqused_kv != nullptr) s.kv_used = p.seqused_kv[b * p.seqused_kv_stride];
+  // No longer than the longest sequence: bias and masks have room for no more.
+  s.kv_used = clamped(s.kv_used, 0, p.kv_len);
+  s.q_used = clamped(s.q_len, 0, p.q_len);
+  if (p.seqused_q != nullptr) {
+    s.q_used = clamped(p.seqused_q[b * p.seqused_q_stride], 0, s.q_used);
+  }
+  if (p.seqused_kv != nullptr) {
+    s.kv_used = clamped(p.seqused_kv[b * p.seqused_kv_stride], 0, s.kv_used);
+  }
   if (p.diagonal_offset != nullptr) {
     s.offset = p.diagonal_offset[b * p.diagonal_offset_stride];
   } else if (!p.top_left) {
@@ -74,7 +86,15 @@ RUNMAX_INLINE WorkItem work_item(const ForwardParams& p, int64_t item, int32_t n
   return w;
 }
 
-RUNMAX_INLINE policy::Visibility<int64_t> visibility_of(const ForwardParams& p, const Sequence& s) {
+// The dropout of this execution; reads the seed and offset that are given by pointer.
+RUNMAX_INLINE Dropout dropout_of(const ForwardParams& p) {
+  Dropout d = p.dropout;
+  if (p.seed_pointer != nullptr) d.seed = *p.seed_pointer;
+  if (p.offset_pointer != nullptr) d.offset = *p.offset_pointer;
+  return d;
+}
+
+RUNMAX_INLINE Visibility<int64_t> visibility_of(const ForwardParams& p, const Sequence& s) {
   return {s.kv_used, s.offset, p.window_left, p.window_right, p.sink_tokens, s.prefix_len};
 }
 
@@ -87,9 +107,8 @@ RUNMAX_INLINE int64_t kv_row_offset(const Operand& x, const Sequence& s, int64_t
   return s.batch * x.batch + head * x.head + (s.kv_start + row) * x.row;
 }
 
-RUNMAX_INLINE policy::DataMask data_mask_of(const ForwardParams& p, const Sequence& s,
-                                            int64_t head) {
-  policy::DataMask m{};
+RUNMAX_INLINE DataMask data_mask_of(const ForwardParams& p, const Sequence& s, int64_t head) {
+  DataMask m{};
   if (p.segment_ids_q != nullptr) {
     m.segment_q = p.segment_ids_q + s.batch * p.segment_q_batch + s.q_start * p.segment_q_stride;
     m.segment_kv =
@@ -106,4 +125,4 @@ RUNMAX_INLINE policy::DataMask data_mask_of(const ForwardParams& p, const Sequen
   return m;
 }
 
-}  // namespace runmax::cpu
+}  // namespace runmax::policy

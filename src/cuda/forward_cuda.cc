@@ -1,0 +1,95 @@
+// The row of the generic kernel: takes every valid problem.
+#include <algorithm>
+
+#include "cuda/forward_generic.h"
+#include "cuda/forward_launch.h"
+#include "cuda/kernel_launch.h"
+
+namespace runmax::cuda {
+
+namespace {
+
+constexpr int32_t kKeys = 64;
+constexpr int64_t kBlocksPerMultiprocessor = 2;
+constexpr int64_t kChunk = 4096;
+
+const GenericInstance& instance(const Problem& problem) {
+  const bool one = problem.head_dim_v <= 64;
+  switch (problem.raw.q.dtype) {
+    case RUNMAX_F64:
+      return generic_f64_1;
+    case RUNMAX_BF16:
+      return one ? generic_bf16_1 : generic_bf16_2;
+    case RUNMAX_F16:
+      return one ? generic_f16_1 : generic_f16_2;
+    default:
+      return one ? generic_f32_1 : generic_f32_2;
+  }
+}
+
+int64_t resident_blocks(const DeviceInfo& device) {
+  return device.max_threads * kBlocksPerMultiprocessor;
+}
+
+// Work items of the grid, at most.
+int64_t max_items(const Problem& problem, const Config& config) {
+  const int64_t v_blocks =
+      (problem.head_dim_v + instance(problem).columns - 1) / instance(problem).columns;
+  return max_tiles(problem, config.q_tile) * problem.q_heads * config.num_splits * v_blocks;
+}
+
+// A grid of so many blocks strides over the items. Only rows of more than one chunk need a total.
+int64_t grid_blocks(const Problem& problem, const DeviceInfo& device, const Config& config) {
+  return std::clamp<int64_t>(max_items(problem, config), 1, resident_blocks(device));
+}
+
+}  // namespace
+
+const char* forward_cuda_supports(const Problem& problem, const DeviceInfo&) {
+  if (problem.has(RUNMAX_BATCH_INVARIANT) && problem.raw.num_splits > 1) {
+    return "num_splits: batch_invariant fixes the split size, so the number cannot be forced";
+  }
+  return nullptr;
+}
+
+cudaError_t forward_cuda_load() {
+#define RUNMAX_LOAD(name, stored, arithmetic, rows_per_thread, halves) \
+  if (const cudaError_t error = generic_##name.load(); error != cudaSuccess) return error;
+  RUNMAX_GENERIC_INSTANCES(RUNMAX_LOAD)
+#undef RUNMAX_LOAD
+  return cudaSuccess;
+}
+
+Config forward_cuda_configure(const Problem& problem, const DeviceInfo& device, Workspace& ledger) {
+  const GenericInstance& kernel = instance(problem);
+  Config config =
+      configure_forward(problem, device, ledger, {kernel.rows, kKeys}, resident_blocks(device));
+  config.fast_tile_bytes = static_cast<int64_t>(kernel.shared_bytes);
+  if (problem.kv_len > kChunk) {
+    ledger.book("total",
+                static_cast<size_t>(grid_blocks(problem, device, config)) * kernel.total_bytes);
+  }
+  return config;
+}
+
+double forward_cuda_cost(const Problem& problem, const DeviceInfo& device, const Config&) {
+  const double rate = problem.raw.q.dtype == RUNMAX_F64 ? 100e9 : 300e9;  // of a multiprocessor
+  const double pairs = static_cast<double>(problem.total_q) * static_cast<double>(problem.kv_len) *
+                       static_cast<double>(problem.q_heads);
+  return 2 * pairs * static_cast<double>(problem.head_dim + problem.head_dim_v) /
+         (rate * device.max_threads);
+}
+
+Status forward_cuda_launch(const Launch& launch) {
+  ForwardParams p;
+  RUNMAX_RETURN_IF_ERROR(begin_forward(launch, p));
+  if (max_items(launch.problem, launch.config) == 0) return Status::ok();
+  const int64_t blocks = grid_blocks(launch.problem, launch.device.info(), launch.config);
+  RUNMAX_RETURN_IF_ERROR(status_of(instance(launch.problem)
+                                       .launch(p, launch.ledger.take(launch.workspace, "total"),
+                                               static_cast<unsigned>(blocks), stream_of(launch)),
+                                   "forward"));
+  return end_forward(launch, p);
+}
+
+}  // namespace runmax::cuda
