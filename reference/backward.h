@@ -1,6 +1,6 @@
 // The float64 oracle of the gradients: plain loops written from docs/numerics.md. It recomputes
-// everything from q, k, v and the upstream gradients; the out and lse that a kernel is given play no
-// part, only how far rounding may have moved them. F64 problems are computed in long double.
+// everything from q, k, v and the upstream gradients; the out and lse that a kernel is given play
+// no part, only how far rounding may have moved them. F64 problems are computed in long double.
 #pragma once
 
 #include <cstdint>
