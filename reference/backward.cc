@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <tuple>
 
@@ -219,9 +220,7 @@ class BackwardPass {
     return static_cast<size_t>(d_.out_row(sequence, head, i) * d_.head_dim);
   }
   size_t kv_row(const Sequence& sequence, int64_t head, int64_t key) const {
-    return static_cast<size_t>(d_.packed
-                                   ? (sequence.kv_start + key) * d_.kv_heads + head
-                                   : (sequence.batch * d_.kv_heads + head) * p_.k.shape[2] + key);
+    return static_cast<size_t>(d_.kv_row(sequence, head, key));
   }
 
   void run_row(const Row& row, const std::vector<Real>& k, const std::vector<Real>& v,
@@ -376,28 +375,17 @@ class BackwardPass {
       }
       for (const Pair& pair : row.pairs) {
         if (d_bias_.wanted) {
-          d_bias_.add(bias_element(sequence.batch, row.head, row.i, pair.key), pair.score,
-                      pair.score_error, row.reach);
+          const int64_t at = broadcast_number(p_.bias, sequence.batch, row.head, row.i, pair.key);
+          d_bias_.add(static_cast<size_t>(at), pair.score, pair.score_error, row.reach);
         }
         if (d_alibi_.wanted) {
           const int64_t distance = std::llabs(row.i + sequence.diagonal - pair.key);
-          const int64_t at =
-              p_.alibi_slopes.rank == 1 ? row.head : sequence.batch * d_.q_heads + row.head;
-          d_alibi_.add(static_cast<size_t>(at), -pair.score * static_cast<Real>(distance),
+          d_alibi_.add(static_cast<size_t>(d_.slope_number(sequence, row.head)),
+                       -pair.score * static_cast<Real>(distance),
                        pair.score_error * static_cast<double>(distance), row.reach);
         }
       }
     }
-  }
-
-  size_t bias_element(int64_t batch, int64_t head, int64_t i, int64_t key) const {
-    const int64_t index[4] = {batch, head, i, key};
-    int64_t number = 0;
-    for (int d = 0; d < p_.bias.rank; ++d) {
-      const int64_t x = p_.bias.shape[d] == 1 ? 0 : index[4 - p_.bias.rank + d];
-      number = number * p_.bias.shape[d] + x;
-    }
-    return static_cast<size_t>(number);
   }
 
   const Definition& d_;
