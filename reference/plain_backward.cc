@@ -136,9 +136,7 @@ class PlainBackward {
       Matrix<Real> probs(s.q_len, s.kv_len), d_scores(s.q_len, s.kv_len);
       probs.multiply(q, k_t);
       d_scores.multiply(d_out, v_t);
-      for (int64_t i = 0; i < s.q_len; ++i) {
-        run_row(Row(d_, s, head, i), probs.row(i), d_scores.row(i));
-      }
+      run_rows(s, head, d_out, v.panels(), probs, d_scores);
       Matrix<Real> part_k(s.kv_len, d_.head_dim), part_v(s.kv_len, d_.head_dim_v);
       part_v.multiply(probs.transposed(), d_out.panels());
       part_k.multiply(d_scores.transposed(), q.panels());
@@ -152,12 +150,42 @@ class PlainBackward {
     write(p_.d_v, d_.args.d_v, s, s.kv_start, kv_head, d_v, 1);
   }
 
-  // x: dot products on entry, the weights of d_out on return. d: d_out.v on entry, the gradients of
-  // the dot products on return.
-  void run_row(const Row& row, Real* x, Real* d) {
+  // probs: dot products on entry, the weights of d_out on return. d_scores: d_out.v on entry, the
+  // gradients of the dot products on return.
+  void run_rows(const Sequence& s, int64_t head, const Matrix<Real>& d_out,
+                const std::vector<Real>& v_panels, Matrix<Real>& probs, Matrix<Real>& d_scores) {
+    Matrix<Real> unrounded(s.q_len, s.kv_len), slopes(s.q_len, s.kv_len);
+    std::vector<PlainRow<Real>> softmax;
+    std::fill(slopes.data.begin(), slopes.data.end(), Real(1));
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      const Row row(d_, s, head, i);
+      softmax.push_back(plain_softmax(row, probs.row(i), slopes.row(i)));
+      std::copy_n(probs.row(i), s.kv_len, unrounded.row(i));
+      if (softmax.back().visible == 0) continue;
+      for (int64_t key = 0; key < s.kv_len; ++key) {
+        const Real keep = static_cast<Real>(row.dropout_factor(key));
+        probs.row(i)[key] *= keep;
+        d_scores.row(i)[key] *= keep;
+      }
+      round_weights(probs.row(i), s.kv_len, p_.q.dtype);
+    }
+    Matrix<Real> out(s.q_len, d_.head_dim_v);
+    out.multiply(probs, v_panels);
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      Real delta = 0;
+      for (int64_t c = 0; c < d_.head_dim_v; ++c) {
+        const double rounded = round_to(p_.out.dtype, static_cast<double>(out.row(i)[c]));
+        delta += d_out.row(i)[c] * static_cast<Real>(rounded);
+      }
+      run_row(Row(d_, s, head, i), softmax[static_cast<size_t>(i)], delta, unrounded.row(i),
+              slopes.row(i), d_scores.row(i));
+    }
+  }
+
+  // d: d_out.v after dropout on entry, the gradients of the dot products on return.
+  void run_row(const Row& row, const PlainRow<Real>& softmax, Real delta, const Real* probs,
+               const Real* slope, Real* d) {
     const int64_t kv_len = row.sequence.kv_len;
-    std::vector<Real> slope(static_cast<size_t>(kv_len), 1);
-    const PlainRow<Real> softmax = plain_softmax(row, x, slope.data());
     Real d_lse = 0;
     if (present(p_.d_lse)) {
       const int64_t number = d_.lse_index(row.sequence, row.head, row.i);
@@ -170,19 +198,13 @@ class PlainBackward {
       if (present(p_.d_sink)) d_sink_[head] += d_lse;
       return;
     }
-    Real delta = 0;
-    for (int64_t key = 0; key < kv_len; ++key) {
-      d[key] *= static_cast<Real>(row.dropout_factor(key));
-      delta += x[key] * d[key];
-    }
     if (present(p_.d_sink)) {
       const double log_share = row.sink() - static_cast<double>(softmax.max) - softmax.log_sum;
       d_sink_[head] += static_cast<Real>(std::exp(log_share)) * (d_lse - delta);
     }
     for (int64_t key = 0; key < kv_len; ++key) {
-      const Real d_score = x[key] * (d[key] - delta + d_lse);
-      x[key] *= static_cast<Real>(row.dropout_factor(key));
-      d[key] = slope[static_cast<size_t>(key)] * d_score;
+      const Real d_score = probs[key] * (d[key] - delta + d_lse);
+      d[key] = slope[key] * d_score;
       if (present(p_.d_bias)) {
         const int64_t at = broadcast_number(p_.bias, row.sequence.batch, row.head, row.i, key);
         d_bias_[static_cast<size_t>(at)] += d_score;
@@ -192,7 +214,6 @@ class PlainBackward {
         d_alibi_[static_cast<size_t>(at)] -= d_score * static_cast<Real>(row.distance(key));
       }
     }
-    round_weights(x, kv_len, p_.q.dtype);
     round_weights(d, kv_len, p_.q.dtype);
   }
 
@@ -209,12 +230,12 @@ uint64_t elements(const Definition& d, int64_t panel) {
     kv_len = std::max(kv_len, sequence.kv_len);
   }
   const int64_t dims = round_up(d.head_dim, panel) + round_up(d.head_dim_v, panel);
-  const int64_t pairs = 2 * q_len * round_up(kv_len, panel) + kv_len * round_up(q_len, panel);
+  const int64_t pairs = 4 * q_len * round_up(kv_len, panel) + kv_len * round_up(q_len, panel);
   int64_t sums = 0;
   for (const runmax_tensor* t : {&d.problem.d_bias, &d.problem.d_sink, &d.problem.d_alibi_slopes}) {
     if (present(*t)) sums += element_count(*t);
   }
-  return static_cast<uint64_t>(pairs + (5 * round_up(kv_len, panel) + 3 * q_len) * dims + sums);
+  return static_cast<uint64_t>(pairs + (6 * round_up(kv_len, panel) + 4 * q_len) * dims + sums);
 }
 
 void clear(const runmax_tensor& tensor, void* data) {

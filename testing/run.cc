@@ -360,7 +360,7 @@ Outcome execute(Case& c, runmax_device* device, bool through_device_memory) {
   Outcome outcome;
   if (asks_for_gradients(c.problem())) {
     runmax_problem forward = forward_of(c.problem());
-    forward.flags |= RUNMAX_KEEP_UNUSED;
+    if (forward.op == RUNMAX_FORWARD) forward.flags |= RUNMAX_KEEP_UNUSED;
     outcome = execute(forward, c.args(), device);
   }
   c.seal();
