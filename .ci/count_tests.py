@@ -11,7 +11,7 @@ import sys
 def main():
     passed = failed = 0
     log = open(sys.argv[1], encoding="utf-8", errors="replace").read()
-    for block in re.split(r"^\d+/\d+ Test(?:ing)?: ", log, flags=re.M)[1:]:
+    for block in re.split(r"^\d+/\d+ Testing: ", log, flags=re.M)[1:]:
         good = sum(map(int, re.findall(r"^\[  PASSED  \] (\d+) tests?", block, re.M)))
         bad = sum(map(int, re.findall(r"^\[  FAILED  \] (\d+) tests?, listed below", block, re.M)))
         ended_well = re.search(r"^Test Passed\.", block, re.M) is not None

@@ -71,14 +71,17 @@ else
 fi
 # ThreadSanitizer's memory layout does not suit every kernel's address randomisation.
 setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
-if build tsan tests_{unit,consumer}; then
-  tests "tsan" tsan -L '^(unit|consumer)$'
+if build tsan tests_{unit,consumer,tsan}; then
+  tests "tsan" tsan -L '^(unit|consumer|tsan)$'
 else
   failed=$((failed + 1))
 fi
 launcher=()
 
-not_run+=("GPU: this release has no GPU backend")
+if ! grep -q "^RUNMAX_WITH_CUDA:INTERNAL=ON" build/ci/CMakeCache.txt 2>/dev/null; then
+  not_run+=("the CUDA backend was not compiled: no nvcc here")
+fi
+while read -r line; do not_run+=("$line"); done < <(tests/gpu/run.py --status)
 command -v clang++ >/dev/null ||
   not_run+=("libFuzzer: no clang++ here (./dev fuzz installs it); the corpus was replayed instead")
 if [ "$(uname -m)" = x86_64 ]; then

@@ -41,6 +41,7 @@ if(RUNMAX_CUDA AND NOT RUNMAX_SANITIZE)
     message(FATAL_ERROR "RUNMAX_CUDA is ${RUNMAX_CUDA}, but there is no nvcc")
   endif()
 endif()
+set(RUNMAX_WITH_CUDA ${RUNMAX_WITH_CUDA} CACHE INTERNAL "Is the CUDA backend built?")
 message(STATUS "CUDA backend: ${RUNMAX_WITH_CUDA}")
 
 # The flags of nvcc for RUNMAX_CUDA_ARCHITECTURES, into a variable.

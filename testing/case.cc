@@ -495,6 +495,12 @@ void Case::fill_data() {
         if (which == 'k') return special == 0 ? 20 * x : x;
         return special == 0 ? 100 * x : x;
       }
+      if (kind == "nonfinite") {  // live NaN and inf: a few keys, values, and one query in 64
+        const uint64_t word = random_word(stream + 1, which == 'v' ? n : row_of(t, i));
+        const double bad[] = {std::nan(""), kInf, -kInf};
+        const bool hit = which == 'v' ? word % 256 == 0 : word % 64 == 0 && i[t.rank - 1] == 0;
+        return hit ? bad[word / 256 % 3] : random_normal(stream, n);
+      }
       if (which == 'v') return counting(t, i);
       if (kind == "counting") return which == 'q' ? 0 : random_normal(stream, n);
       // onehot: each query points at one key of its sequence.
@@ -531,6 +537,8 @@ void Case::fill_data() {
       if (kind == "ones") return 1;
       if (kind == "counting") return counting(t, i) / 16;
       const double x = random_normal(stream, n);
+      if (kind == "nonfinite" && random_word(stream + 1, n) % 512 == 0)
+        return n % 2 ? kInf : std::nan("");
       if (kind != "hostile") return x;
       // Rows of nothing, rows of much, single large elements.
       const uint64_t row = random_word(stream + 1, row_of(t, i)) % 16;

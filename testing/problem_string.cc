@@ -342,7 +342,8 @@ const std::vector<Key>& keys() {
       flag("v_in_k", &S::v_in_k),
       word("poison", &S::poison, {"nan", "inf", "1e30", "zero"}),
       flag("poison_hidden", &S::poison_hidden),
-      word("fill", &S::fill, {"normal", "hostile", "onehot", "counting", "huge", "ones"}),
+      word("fill", &S::fill,
+           {"normal", "hostile", "onehot", "counting", "huge", "ones", "nonfinite"}),
       number<uint64_t>("data_seed", &S::data_seed, 0, UINT64_MAX),
   };
   return all;

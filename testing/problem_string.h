@@ -91,7 +91,7 @@ struct ProblemSpec {
   bool poison_hidden = false;   // also what no row sees: keys, values, bias entries, empty rows' q
 
   // Data.
-  std::string fill = "normal";  // normal hostile onehot counting huge ones
+  std::string fill = "normal";  // normal hostile onehot counting huge ones nonfinite
   uint64_t data_seed = 1;
 
   bool operator==(const ProblemSpec&) const = default;

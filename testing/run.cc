@@ -396,6 +396,30 @@ Outcome execute(Case& c, bool through_device_memory) {
   return execute(c, device_for(c.spec()), through_device_memory);
 }
 
+void note_errors(const std::string& kernel, runmax_dtype dtype, const Comparison& comparison) {
+  struct Largest {
+    double ratio = 0, error = 0;
+  };
+  struct Record {
+    std::mutex mutex;
+    std::map<std::string, Largest> of;
+    ~Record() {
+      for (const auto& [name, largest] : of) {
+        std::printf("[errors] %s %.4g %.4g\n", name.c_str(), largest.ratio, largest.error);
+      }
+    }
+  };
+  static Record record;
+  const char* type = dtype == RUNMAX_F64    ? "f64"
+                     : dtype == RUNMAX_BF16 ? "bf16"
+                     : dtype == RUNMAX_F16  ? "f16"
+                                            : "f32";
+  const std::lock_guard<std::mutex> lock(record.mutex);
+  Largest& largest = record.of[(kernel.empty() ? "merge" : kernel) + " " + type];
+  largest.ratio = std::max(largest.ratio, comparison.max_ratio);
+  largest.error = std::max(largest.error, comparison.max_error);
+}
+
 reference::Forward expected(const runmax_problem& problem, const runmax_args& args,
                             const std::vector<int64_t>& rows) {
   return problem.op == RUNMAX_MERGE ? reference::merge(problem, args)
@@ -419,6 +443,7 @@ CheckReport check(const runmax_problem& problem, const runmax_args& args, runmax
   const std::vector<int64_t> rows = rows_to_check(report.outcome, problem, options, report);
   const reference::Forward oracle = expected(forward, args, rows);
   compare(report, forward, args, oracle);
+  note_errors(report.outcome.info.kernel, problem.q.dtype, report.out);
   if (gradients) {
     compare_with_plain(report, problem, args, expected_gradients(problem, args, rows), options);
   } else {
@@ -448,6 +473,7 @@ CheckReport check(Case& c, const CheckOptions& options) {
     if (!report.outcome.damage.empty()) return report;
   }
   compare(report, c.problem(), c.args(), oracle);
+  note_errors(report.outcome.info.kernel, c.problem().q.dtype, report.out);
   add_plain(report, c.problem(), c.args(), oracle, options);
   return report;
 }

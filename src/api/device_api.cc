@@ -77,7 +77,7 @@ runmax_status runmax_device_count(int32_t kind, int32_t* count) noexcept {
     return Status::ok();
   });
   // Not an error, but the reason is worth having.
-  if (status == RUNMAX_OK && *count == 0) (void)report({RUNMAX_OK, "kind", reason});
+  if (status == RUNMAX_OK && *count == 0) (void)report({RUNMAX_OK, "kind", std::move(reason)});
   return status;
 }
 

@@ -27,7 +27,13 @@ Status import_args(const Plan& plan, const runmax_args* args, runmax_args& curre
   return check_device_args(*plan.device, plan.problem, current, stream);
 }
 
-Status check_workspace(const Plan& plan, const void* workspace, size_t size) {
+Status check_stream(const Device& device, const void* stream) {
+  if (stream == nullptr || device.info().kind != RUNMAX_DEVICE_CPU) return Status::ok();
+  return Status::invalid("stream", "is set, must be NULL on the CPU");
+}
+
+Status check_workspace(const Plan& plan, const runmax_args& args, const void* workspace,
+                       size_t size) {
   const size_t needed = plan.ledger.size();
   if (needed == 0) return Status::ok();
   if (size < needed) {
@@ -39,7 +45,7 @@ Status check_workspace(const Plan& plan, const void* workspace, size_t size) {
     return Status::invalid("workspace", "is not aligned, must be aligned to " +
                                             std::to_string(RUNMAX_WORKSPACE_ALIGNMENT) + " bytes");
   }
-  return Status::ok();
+  return check_workspace_apart(plan.problem, args, workspace, needed);
 }
 
 Status launch(const Plan& plan, const runmax_args& args, void* workspace, void* stream) {
@@ -52,8 +58,9 @@ Status execute(const runmax_plan* plan, const runmax_args* args, void* workspace
   RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
   runmax_args current;
   const bool checked = plan->implementation.problem.has(RUNMAX_CHECKED);
+  RUNMAX_RETURN_IF_ERROR(check_stream(*plan->implementation.device, stream));
   RUNMAX_RETURN_IF_ERROR(import_args(plan->implementation, args, current, checked, stream));
-  RUNMAX_RETURN_IF_ERROR(check_workspace(plan->implementation, workspace, size));
+  RUNMAX_RETURN_IF_ERROR(check_workspace(plan->implementation, current, workspace, size));
   return launch(plan->implementation, current, workspace, stream);
 }
 
@@ -68,6 +75,7 @@ Status merge(runmax_device* device, const runmax_problem* problem, const runmax_
   Plan plan;
   RUNMAX_RETURN_IF_ERROR(make_plan(std::move(checked.value()), *device->implementation, plan));
   runmax_args current;
+  RUNMAX_RETURN_IF_ERROR(check_stream(*device->implementation, stream));
   RUNMAX_RETURN_IF_ERROR(import_args(plan, args, current, false, stream));
   return launch(plan, current, nullptr, stream);
 }
@@ -190,6 +198,7 @@ runmax_status runmax_check_args(const runmax_plan* plan, const runmax_args* args
   return guarded([&]() -> Status {
     RUNMAX_RETURN_IF_ERROR(require(plan, "plan"));
     runmax_args current;
+    RUNMAX_RETURN_IF_ERROR(check_stream(*plan->implementation.device, stream));
     return import_args(plan->implementation, args, current, true, stream);
   });
 }

@@ -98,4 +98,16 @@ Status check_args(const Problem& problem, const runmax_args& caller, bool read_i
   return read_index_data ? check_index_data(problem, args) : Status::ok();
 }
 
+Status check_workspace_apart(const Problem& problem, const runmax_args& args, const void* workspace,
+                             size_t bytes) {
+  const runmax_tensor region = make_tensor(RUNMAX_BOOL, {static_cast<int64_t>(bytes)});
+  for (const Operand& operand : operands()) {
+    const runmax_tensor& tensor = problem.raw.*operand.tensor;
+    if (!share_elements(tensor, pointer_of(operand, args), region, workspace)) continue;
+    return Status::invalid("workspace", std::string("shares memory with ") + operand.name +
+                                            ", must overlap no operand");
+  }
+  return Status::ok();
+}
+
 }  // namespace runmax

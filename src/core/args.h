@@ -12,4 +12,8 @@ namespace runmax {
 // allocated unless the answer is an error, which names the first bad entry ("seqused_kv[3]").
 Status check_args(const Problem& problem, const runmax_args& args, bool read_index_data);
 
+// Does the workspace share bytes with an operand? The pointers have been checked before.
+Status check_workspace_apart(const Problem& problem, const runmax_args& args, const void* workspace,
+                             size_t bytes);
+
 }  // namespace runmax

@@ -107,7 +107,8 @@ Status check_selection(const int32_t* data, const runmax_tensor& blocks, int64_t
 
 Status check_blocks(const Problem& problem, const int32_t* data, const Side& q, const Side& kv) {
   const runmax_tensor& blocks = problem.raw.block_index;
-  if (element_count(blocks) == 0) return Status::ok();
+  if (!Problem::present(blocks)) return Status::ok();
+  const bool has_entries = element_count(blocks) != 0;
   const int64_t block_q = problem.raw.block_q;
   const int head_dim = problem.packed ? 0 : 1;
   const int64_t heads = blocks.shape[head_dim];
@@ -122,7 +123,7 @@ Status check_blocks(const Problem& problem, const int32_t* data, const Side& q, 
                                  " (the q blocks of sequences 0 to " + std::to_string(b) + ")");
     }
     // Blocks of unused rows may hold anything.
-    const int64_t used_blocks = ceil_div(q.in_use(b), block_q);
+    const int64_t used_blocks = has_entries ? ceil_div(q.in_use(b), block_q) : 0;
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < used_blocks; ++i) {
         const int64_t dense[] = {b, h, i};

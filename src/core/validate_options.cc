@@ -106,8 +106,13 @@ Status check_kernel_name(const char* kernel) {
   if (kernel == nullptr) return Status::ok();
   constexpr size_t kRoom = sizeof(runmax_plan_info::kernel);
   const size_t length = strnlen(kernel, kRoom);
-  if (length > 0 && length < kRoom) return Status::ok();
-  return must("kernel", length == 0 ? "empty" : "longer than 63 characters",
+  const bool printable =
+      std::all_of(kernel, kernel + length, [](char c) { return c > ' ' && c < 127; });
+  if (length > 0 && length < kRoom && printable) return Status::ok();
+  return must("kernel",
+              length == 0       ? "empty"
+              : length == kRoom ? "longer than 63 characters"
+                                : "a text with blanks or control characters",
               "NULL or the name of a kernel");
 }
 

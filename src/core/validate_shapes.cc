@@ -214,6 +214,9 @@ Status match_extras(const Problem& problem, Dims& d) {
   RUNMAX_RETURN_IF_ERROR(match_pairs(problem, d));
   if (raw.alibi_slopes.rank == 1) {
     RUNMAX_MATCH(alibi_slopes, d.q_heads);
+  } else if (raw.alibi_slopes.rank > 2) {
+    return Status::invalid("alibi_slopes.rank", "is " + std::to_string(raw.alibi_slopes.rank) +
+                                                    ", must be 1 [q_heads] or 2 [batch, q_heads]");
   } else {
     RUNMAX_MATCH(alibi_slopes, d.batch, d.q_heads);
   }

@@ -160,7 +160,8 @@ class ForwardItem {
       T* acc = x.total.acc + i * x.v_stride;
       Finished<T> row{};
       if (i < rows) {
-        row = finish_row(x.total.max[i], x.total.sum[i], x.total.seen[i], has_sink, sink);
+        row = finish_row(x.total.max[i], x.total.sum[i], x.total.seen[i], has_sink, sink,
+                         static_cast<Wide>(p.dropout.keep_scale));
         // Adding 0 turns -0, which an underflow can leave, into the +0 of every other path.
         for (int64_t d = 0; d < p.head_dim_v; ++d) acc[d] = acc[d] * row.out_scale + T{0};
       } else {
@@ -278,13 +279,16 @@ class ForwardItem {
     }
   }
 
-  // The slow path for data with NaN or inf: 0 * inf of an invisible pair must not count.
+  // The slow path for data with NaN or inf: 0 * inf of an invisible pair must not count. The
+  // additions are those of tile_product, so a clean row has the bits of a run without such data.
   void product_of_visible(int64_t i, T* product) {
     for (int64_t d = 0; d < x.v_stride; ++d) product[d] = 0;
     for (int64_t j = 0; j < p.kv_tile; ++j) {
       if (x.visible[i * p.kv_tile + j] == 0) continue;
-      const T weight = x.scores[i * p.kv_tile + j];
-      for (int64_t d = 0; d < x.v_stride; ++d) product[d] += weight * x.v[j * x.v_stride + d];
+      const Vec<T> weight = broadcast(x.scores[i * p.kv_tile + j]);
+      for (int64_t d = 0; d < x.v_stride; d += kLanes<T>) {
+        store(product + d, fma(weight, load(x.v + j * x.v_stride + d), load(product + d)));
+      }
     }
   }
 
@@ -399,14 +403,14 @@ class ForwardItem {
     }
   }
 
+  // What is kept is scaled up at the end: here 1 / (1 - p) could leave the range of T.
   void drop(int64_t q, int64_t key_begin, T* weights) {
     const uint32_t batch_head = static_cast<uint32_t>(s.batch * p.q_heads + head);
-    const T keep_scale = static_cast<T>(p.dropout.keep_scale);
     for (int64_t j = 0; j < p.kv_tile; j += 4) {
       const PhiloxBlock block = p.dropout.words(batch_head, static_cast<uint32_t>(q),
                                                 static_cast<uint32_t>((key_begin + j) / 4));
       for (int64_t n = 0; n < 4; ++n) {
-        weights[j + n] = p.dropout.keep(block.word[n]) ? weights[j + n] * keep_scale : T{0};
+        if (!p.dropout.keep(block.word[n])) weights[j + n] = 0;
       }
     }
   }

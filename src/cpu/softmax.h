@@ -93,10 +93,11 @@ struct Finished {
   T lse_lo;  // what rounding lse lost
 };
 
-// An empty row gives out 0 and lse -inf (with a sink: the sink). A visible key and a maximum of
-// -inf or +inf, or a NaN score, give NaN.
+// `keep_scale` is dropout's 1 / (1 - p). An empty row gives out 0 and lse -inf (with a sink: the
+// sink). A visible key and a maximum of -inf or +inf, or a NaN score, give NaN.
 template <class T>
-RUNMAX_INLINE Finished<T> finish_row(T max, T sum, T seen, bool has_sink, T sink) {
+RUNMAX_INLINE Finished<T> finish_row(T max, T sum, T seen, bool has_sink, T sink,
+                                     typename Lanes<T>::Wide keep_scale) {
   using Wide = typename Lanes<T>::Wide;
   if (seen == 0) return {T{0}, has_sink ? sink : kMinusInfinity<T>, T{0}};
   if (max == kMinusInfinity<T>) {
@@ -113,7 +114,7 @@ RUNMAX_INLINE Finished<T> finish_row(T max, T sum, T seen, bool has_sink, T sink
   }
   const Wide lse = top + log_wide(total);
   const T rounded = static_cast<T>(lse);
-  return {static_cast<T>(weight / total), rounded,
+  return {static_cast<T>(weight / total * keep_scale), rounded,
           static_cast<T>(lse - static_cast<Wide>(rounded))};
 }
 

@@ -98,9 +98,9 @@ void book_work(const Problem& problem, Workspace& ledger) {
   }
   if (const runmax_tensor& t = problem.raw.block_index; Problem::present(t)) {
     // One entry more than there are, so that the parts exist when no block is selected.
-    ledger.book("block_entries", static_cast<size_t>(element_count(t) + 1) * sizeof(int32_t));
+    ledger.book("block_entries", Workspace::bytes({element_count(t) + 1, sizeof(int32_t)}));
     ledger.book("block_counts",
-                static_cast<size_t>(policy::block_list_count(problem) + 1) * sizeof(int32_t));
+                Workspace::bytes({policy::block_list_count(problem) + 1, sizeof(int32_t)}));
     if (problem.packed) {
       ledger.book("block_start", static_cast<size_t>(problem.batch + 1) * sizeof(int64_t));
     }

@@ -35,7 +35,8 @@ int64_t resident_blocks(const DeviceInfo& device) {
 int64_t max_items(const Problem& problem, const Config& config) {
   const int64_t v_blocks =
       (problem.head_dim_v + instance(problem).columns - 1) / instance(problem).columns;
-  return max_tiles(problem, config.q_tile) * problem.q_heads * config.num_splits * v_blocks;
+  return static_cast<int64_t>(Workspace::bytes(
+      {max_tiles(problem, config.q_tile), problem.q_heads, config.num_splits, v_blocks}));
 }
 
 // A grid of so many blocks strides over the items. Only rows of more than one chunk need a total.
@@ -45,12 +46,7 @@ int64_t grid_blocks(const Problem& problem, const DeviceInfo& device, const Conf
 
 }  // namespace
 
-const char* forward_cuda_supports(const Problem& problem, const DeviceInfo&) {
-  if (problem.has(RUNMAX_BATCH_INVARIANT) && problem.raw.num_splits > 1) {
-    return "num_splits: batch_invariant fixes the split size, so the number cannot be forced";
-  }
-  return nullptr;
-}
+const char* forward_cuda_supports(const Problem&, const DeviceInfo&) { return nullptr; }
 
 cudaError_t forward_cuda_load() {
 #define RUNMAX_LOAD(name, stored, arithmetic, rows_per_thread, halves) \

@@ -36,19 +36,19 @@ int64_t max_tiles(const Problem& problem, int32_t q_tile) {
 
 Config configure_forward(const Problem& problem, const DeviceInfo&, Workspace& ledger, Tiles tiles,
                          int64_t blocks) {
-  const int64_t items = max_tiles(problem, tiles.q) * problem.q_heads;
-  int64_t splits = problem.raw.num_splits;
-  if (splits == 0) {
-    splits = 1;
-    if (!problem.has(RUNMAX_BATCH_INVARIANT) && items > 0 && items * 2 <= blocks) {
-      splits = std::clamp<int64_t>(problem.kv_len / kShortestSplit, 1, blocks / items);
+  const int64_t items =
+      static_cast<int64_t>(Workspace::bytes({max_tiles(problem, tiles.q), problem.q_heads}));
+  int64_t wanted = problem.raw.num_splits;
+  if (wanted == 0) {
+    wanted = 1;
+    if (!problem.has(RUNMAX_BATCH_INVARIANT) && items > 0 && items <= blocks / 2) {
+      wanted = std::clamp<int64_t>(problem.kv_len / kShortestSplit, 1, blocks / items);
     }
   }
-  int64_t split_len =
-      std::max<int64_t>(ceil_div(ceil_div(problem.kv_len, splits), tiles.kv) * tiles.kv, tiles.kv);
-  if (problem.raw.num_splits == 0) {  // no split is empty
-    splits = std::max<int64_t>(ceil_div(problem.kv_len, split_len), 1);
-  }
+  const int64_t split_len =
+      std::max<int64_t>(ceil_div(ceil_div(problem.kv_len, wanted), tiles.kv) * tiles.kv, tiles.kv);
+  // Forced or not, no split is empty by its length.
+  const int64_t splits = std::max<int64_t>(ceil_div(problem.kv_len, split_len), 1);
 
   Config config;
   config.q_tile = tiles.q;
@@ -72,8 +72,8 @@ Config configure_forward(const Problem& problem, const DeviceInfo&, Workspace& l
   if (splits > 1) {
     const int64_t element = partial_element(problem);
     const int64_t columns = ceil_div(problem.head_dim_v, 64 / element) * (64 / element);
-    ledger.book("partial", static_cast<size_t>(splits * problem.q_heads * problem.total_q *
-                                               (columns + kPartialExtra) * element));
+    ledger.book("partial", Workspace::bytes({splits, problem.q_heads, problem.total_q,
+                                             columns + kPartialExtra, element}));
   }
   return config;
 }

@@ -85,11 +85,11 @@ struct RowStates {
     }
   }
 
-  // Scores become weights in place, and `acc` is rescaled where a reference moved.
-  template <int kNTiles, int kDTiles, class Units>
-  __device__ __forceinline__ void update(float (&scores)[kMTiles][kNTiles][4],
-                                         float (&acc)[kMTiles][kDTiles][4], const Units& units) {
-    float alpha[kMTiles][2];
+  // References for these scores. What was added up for a row before is to be multiplied by its
+  // alpha; false: all of this warp's are 1.
+  template <int kNTiles, class Units>
+  __device__ __forceinline__ bool move(const float (&scores)[kMTiles][kNTiles][4],
+                                       float (&alpha)[kMTiles][2], const Units& units) {
     bool moved = false;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
@@ -108,20 +108,20 @@ struct RowStates {
         moved |= moves;
       }
     }
-    if (__any_sync(0xffffffffu, moved)) {
+    const bool rescales = __any_sync(0xffffffffu, moved);
+    if (rescales) {
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          sum[m][h] = __fmul_rn(sum[m][h], alpha[m][h]);
-#pragma unroll
-          for (int d = 0; d < kDTiles; ++d) {
-            acc[m][d][2 * h] *= alpha[m][h];
-            acc[m][d][2 * h + 1] *= alpha[m][h];
-          }
-        }
+        for (int h = 0; h < 2; ++h) sum[m][h] = __fmul_rn(sum[m][h], alpha[m][h]);
       }
     }
+    return rescales;
+  }
+
+  // Scores become weights in place, and are added up.
+  template <int kNTiles, class Units>
+  __device__ __forceinline__ void weigh(float (&scores)[kMTiles][kNTiles][4], const Units& units) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -143,5 +143,15 @@ struct RowStates {
     }
   }
 };
+
+// Rows g and g + 8 of one m-tile of acc.
+template <int kDTiles>
+__device__ __forceinline__ void rescale(float (&acc)[kDTiles][4], const float (&alpha)[2]) {
+#pragma unroll
+  for (int d = 0; d < kDTiles; ++d) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[d][i] *= alpha[i / 2];
+  }
+}
 
 }  // namespace runmax::cuda

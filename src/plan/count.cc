@@ -17,6 +17,16 @@ using Visibility = policy::Visibility<int64_t>;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Counts that no machine reaches stop at the largest number instead of wrapping round.
+uint64_t plus(uint64_t a, uint64_t b) {
+  uint64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+uint64_t times(uint64_t a, uint64_t b) {
+  uint64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
 struct Lengths {
   int64_t q_start, kv_start;  // packed storage
   int64_t q_len, kv_len;      // storage
@@ -177,6 +187,25 @@ struct Counts {
   uint64_t kv_rows = 0;   // key rows loaded, once per q tile that visits them
 };
 
+// Keys that rows [0, rows) see, summed. Per row the number is linear but where one of the window's
+// ends passes a fixed bound: between those rows it is an arithmetic series.
+uint64_t sum_visible_keys(const Visibility& v, int64_t rows) {
+  std::vector<int64_t> edges = {0, rows};
+  for (const int64_t diagonal : {v.offset - v.window_left, v.offset + v.window_right + 1}) {
+    for (const int64_t bound : {int64_t{0}, v.sink_tokens, v.prefix_len, v.kv_len}) {
+      edges.push_back(std::clamp<int64_t>(bound - diagonal, 0, rows));
+    }
+  }
+  std::sort(edges.begin(), edges.end());
+  uint64_t sum = 0;
+  for (size_t i = 0; i + 1 < edges.size(); ++i) {
+    if (edges[i] == edges[i + 1]) continue;
+    const int64_t ends = v.visible_keys(edges[i]) + v.visible_keys(edges[i + 1] - 1);
+    sum += static_cast<uint64_t>(edges[i + 1] - edges[i]) * static_cast<uint64_t>(ends) / 2;
+  }
+  return sum;
+}
+
 // Tiles that the kernel visits for one head: those of the visibility rule and, with block
 // selection, of the blocks that some row of the tile selected.
 void count_tiles(const Counter& counter, int64_t b, int64_t head, const Lengths& n,
@@ -196,21 +225,35 @@ void count_tiles(const Counter& counter, int64_t b, int64_t head, const Lengths&
         for (size_t i = 0; i < one.size(); ++i) selected[i] = selected[i] || one[i];
       }
     }
-    const auto visit = [&](int64_t tile) {
+    const auto skipped = [&](int64_t tile) {
       const int64_t key = tile * kv_tile;
+      if (v.classify(begin, end, key, key + kv_tile) == policy::TileClass::skip) return true;
+      if (!counter.selects_blocks()) return false;
       const int64_t key_end = std::min(key + kv_tile, v.kv_len);
-      if (v.classify(begin, end, key, key + kv_tile) == policy::TileClass::skip) return;
+      const auto from = selected.begin() + key / block_kv;
+      const auto to = selected.begin() + ceil_div(key_end, block_kv);
+      return std::find(from, to, true) == to;
+    };
+    const auto visit = [&](int64_t first, int64_t last) {
+      if (first >= last) return;
+      counts.executed += static_cast<uint64_t>((end - begin) * (last - first) * kv_tile);
+      counts.kv_rows += static_cast<uint64_t>(std::min(last * kv_tile, v.kv_len) - first * kv_tile);
+    };
+    // The rows' windows join up, so that without block selection only the ends of a range can hold
+    // tiles that nobody sees.
+    const auto visit_range = [&](int64_t first, int64_t last) {
       if (counter.selects_blocks()) {
-        const auto from = selected.begin() + key / block_kv;
-        const auto to = selected.begin() + ceil_div(key_end, block_kv);
-        if (std::find(from, to, true) == to) return;
+        for (int64_t tile = first; tile < last; ++tile)
+          visit(tile, skipped(tile) ? tile : tile + 1);
+        return;
       }
-      counts.executed += static_cast<uint64_t>((end - begin) * kv_tile);
-      counts.kv_rows += static_cast<uint64_t>(key_end - key);
+      while (first < last && skipped(first)) ++first;
+      while (first < last && skipped(last - 1)) --last;
+      visit(first, last);
     };
     const policy::TileRange<int64_t> range = v.tiles(begin, end, kv_tile);
-    for (int64_t tile = 0; tile < range.leading_end; ++tile) visit(tile);
-    for (int64_t tile = range.begin; tile < range.end; ++tile) visit(tile);
+    visit_range(0, range.leading_end);
+    visit_range(range.begin, range.end);
   }
 }
 
@@ -224,9 +267,7 @@ Counts count_head(const Counter& counter, int64_t b, int64_t head) {
   if (counter.masks_are_data()) {
     counts.visible = counter.visible_by_data(b, head, n, v);
   } else {
-    for (int64_t q = 0; q < n.q_used; ++q) {
-      counts.visible += static_cast<uint64_t>(v.visible_keys(q));
-    }
+    counts.visible = sum_visible_keys(v, n.q_used);
   }
   return counts;
 }
@@ -236,22 +277,27 @@ Counts count_forward(const Counter& counter) {
   // Heads whose masks agree are counted once.
   const int64_t distinct =
       counter.heads_differ() ? problem.q_heads : std::min<int64_t>(problem.q_heads, 1);
-  const uint64_t times = distinct > 0 ? static_cast<uint64_t>(problem.q_heads / distinct) : 0;
+  // So are entries of a dense batch, which only data tell apart.
+  const bool alike = counter.args == nullptr && !problem.packed;
+  const int64_t entries = alike ? std::min<int64_t>(problem.batch, 1) : problem.batch;
+  if (distinct == 0 || entries == 0) return {};
+  const uint64_t copies = static_cast<uint64_t>(problem.q_heads / distinct) *
+                          static_cast<uint64_t>(problem.batch / entries);
   Counts total;
-  for (int64_t b = 0; b < problem.batch; ++b) {
+  for (int64_t b = 0; b < entries; ++b) {
     for (int64_t head = 0; head < distinct; ++head) {
       const Counts one = count_head(counter, b, head);
-      total.visible += times * one.visible;
-      total.all += times * one.all;
-      total.executed += times * one.executed;
-      total.kv_rows += times * one.kv_rows;
+      total.visible = plus(total.visible, times(copies, one.visible));
+      total.all = plus(total.all, times(copies, one.all));
+      total.executed = plus(total.executed, times(copies, one.executed));
+      total.kv_rows = plus(total.kv_rows, times(copies, one.kv_rows));
     }
   }
   return total;
 }
 
 uint64_t tensor_bytes(const runmax_tensor& t) {
-  return static_cast<uint64_t>(element_count(t)) * static_cast<uint64_t>(dtype_size(t.dtype));
+  return times(static_cast<uint64_t>(element_count(t)), static_cast<uint64_t>(dtype_size(t.dtype)));
 }
 
 }  // namespace
@@ -266,8 +312,9 @@ void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& inf
   info.threads = plan.device->info().max_threads;
   info.extra_memory_tiled = plan.ledger.size();
   info.fast_tile_bytes = static_cast<uint64_t>(plan.config.fast_tile_bytes);
-  const bool l1 = std::strcmp(plan.config.fast_level, "L1") == 0;
-  info.fast_level_bytes = l1 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
+  // l1_bytes of a GPU are its shared memory.
+  const bool l2 = std::strcmp(plan.config.fast_level, "L2") == 0;
+  info.fast_level_bytes = !l2 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
   std::strncpy(info.fast_level, plan.config.fast_level, sizeof info.fast_level - 1);
   std::strncpy(info.kernel, plan.kernel->name, sizeof info.kernel - 1);
   if (raw.op != RUNMAX_FORWARD) return;
@@ -275,20 +322,22 @@ void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& inf
   const Counts counts = count_forward({plan, args});
   const uint64_t dims = static_cast<uint64_t>(problem.head_dim + problem.head_dim_v);
   const uint64_t element = static_cast<uint64_t>(dtype_size(raw.q.dtype));
-  const uint64_t matrix = counts.all * element;
-  const uint64_t ends = tensor_bytes(raw.q) + tensor_bytes(raw.out) + tensor_bytes(raw.lse);
-  const uint64_t inputs = tensor_bytes(raw.q) + tensor_bytes(raw.k) + tensor_bytes(raw.v);
+  const uint64_t matrix = times(counts.all, element);
+  const uint64_t keys = plus(tensor_bytes(raw.k), tensor_bytes(raw.v));
+  const uint64_t inputs = plus(tensor_bytes(raw.q), keys);
+  const uint64_t ends =
+      plus(plus(tensor_bytes(raw.q), tensor_bytes(raw.out)), tensor_bytes(raw.lse));
+  const uint64_t lse = times(static_cast<uint64_t>(problem.q_heads * problem.total_q),
+                             raw.q.dtype == RUNMAX_F64 ? 8 : 4);
   info.visible_pairs = counts.visible;
-  info.required_operations = 2 * counts.visible * dims;
-  info.executed_tiled = 2 * counts.executed * dims;
-  info.executed_plain = 2 * counts.all * dims;
-  info.slow_bytes_tiled = ends + counts.kv_rows * dims * element;
-  info.slow_bytes_plain = ends + tensor_bytes(raw.k) + tensor_bytes(raw.v) + 4 * matrix;
+  info.required_operations = times(counts.visible, 2 * dims);
+  info.executed_tiled = times(counts.executed, 2 * dims);
+  info.executed_plain = times(counts.all, 2 * dims);
+  info.slow_bytes_tiled = plus(ends, times(counts.kv_rows, dims * element));
+  info.slow_bytes_plain = plus(plus(ends, keys), times(matrix, 4));
   info.extra_memory_plain = matrix;
-  info.saved_tiled = inputs + tensor_bytes(raw.out) +
-                     static_cast<uint64_t>(problem.q_heads * problem.total_q) *
-                         (raw.q.dtype == RUNMAX_F64 ? 8 : 4);
-  info.saved_plain = inputs + matrix;
+  info.saved_tiled = plus(plus(inputs, tensor_bytes(raw.out)), lse);
+  info.saved_plain = plus(inputs, matrix);
 }
 
 }  // namespace runmax

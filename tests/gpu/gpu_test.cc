@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -150,6 +151,41 @@ void take_contents(Case& to, const Case& from) {
   to.seal();
 }
 
+// Every feature once, small enough for compute-sanitizer.
+TEST(Gpu, small_problems) {
+  int64_t runs = 0;
+  for (const std::string& kernel : forward_kernels()) {
+    for (const char* dtype : {"f32", "f64", "bf16", "f16"}) {
+      for (const char* shape :
+           {"batch=2 q_heads=4 kv_heads=2 q_len=133 kv_len=70 head_dim=64 causal sink lse_lo",
+            "q_heads=2 q_len=9 kv_len=150 head_dim=11 head_dim_v=70 layout=strided window=40,3",
+            "batch=2 q_heads=2 q_len=130 kv_len=65 head_dim=128 alignment=64 num_splits=2 "
+            "softcap=5",
+            "batch=3 q_heads=2 q_len=20 kv_len=90 head_dim=64 packed seqused_q seqused_kv causal "
+            "alibi fill=hostile",
+            "batch=2 q_heads=2 q_len=40 kv_len=70 head_dim=64 block_size=16,16 bias=11qk mask=b1qk "
+            "segments=2 prefix_len dropout=0.2 seed=4 fill=hostile poison_hidden",
+            "batch=2 q_heads=1 q_len=1 kv_len=300 head_dim=64 seqused_kv=0,300 keep_unused"}) {
+        const std::string text = std::string(shape) + " dtype=" + dtype + " kernel=" + kernel;
+        const ProblemSpec spec = problem(text);
+        const runmax_problem p = make_problem(spec);
+        if (runmax_supports(&p, cuda_device()) != RUNMAX_OK) continue;
+        CheckOptions options;
+        options.with_plain = false;
+        const CheckReport report = check(spec, options);
+        EXPECT_TRUE(report.passed()) << report.text();
+        ++runs;
+      }
+    }
+  }
+  for (const char* dtype : {"f32", "f64", "bf16", "f16"}) {
+    const CheckReport report = check(problem(
+        std::string("direction=merge partials=3 q_heads=2 q_len=20 head_dim=37 dtype=") + dtype));
+    EXPECT_TRUE(report.passed()) << report.text();
+  }
+  EXPECT_GE(runs, 24);
+}
+
 TEST(Gpu, graph_replay_reads_changed_contents) {
   for (const std::string& text : problems()) {
     Stream stream;
@@ -179,7 +215,6 @@ TEST(Gpu, graph_replay_reads_changed_contents) {
   }
 }
 
-// The first execution of a device's life may be a captured one: nothing is left to load then.
 TEST(Gpu, dropout_seed_by_pointer_changes_between_replays) {
   const std::string text = "q_heads=2 q_len=70 kv_len=200 head_dim=64 dropout=0.3";
   Stream stream;
@@ -341,6 +376,7 @@ TEST(Gpu, the_device_describes_itself) {
   EXPECT_GE(info.l1_bytes, 48u << 10);
   EXPECT_GT(info.memory_bytes, uint64_t{1} << 30);
   EXPECT_NE(info.name[0], '\0');
+  std::printf("[gpu] %s\n", info.name);
   int32_t count = 0;
   EXPECT_EQ(runmax_device_count(RUNMAX_DEVICE_CUDA, &count), RUNMAX_OK);
   EXPECT_GE(count, 1);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "testing/element.h"
@@ -10,63 +11,16 @@
 namespace runmax::testing {
 namespace {
 
-const std::vector<std::string>& options() {
-  static const std::vector<std::string> all = {"causal",
-                                               "align=top_left",
-                                               "window=17,0",
-                                               "window=5,9",
-                                               "window=-1,3",
-                                               "sink_tokens=4 window=2,2",
-                                               "scale=-1",
-                                               "scale=0",
-                                               "scale=0.02",
-                                               "softcap=3",
-                                               "alibi",
-                                               "alibi=bh",
-                                               "bias",
-                                               "bias=1h1k",
-                                               "bias=b1qk bias_dtype=f32",
-                                               "mask",
-                                               "mask=11qk",
-                                               "sink",
-                                               "seqused_q",
-                                               "seqused_kv",
-                                               "seqused_q seqused_kv keep_unused",
-                                               "diagonal_offset",
-                                               "prefix_len",
-                                               "segments=3",
-                                               "block_size=8,16",
-                                               "block_size=64,64 block_heads=q",
-                                               "packed",
-                                               "packed keep_unused",
-                                               "dropout=0.3 seed=17 offset=4",
-                                               "num_splits=2",
-                                               "num_splits=5",
-                                               "batch_invariant",
-                                               "deterministic",
-                                               "lse_lo",
-                                               "no_lse",
-                                               "layout=bshd",
-                                               "layout=bhds",
-                                               "layout=padded",
-                                               "layout=strided",
-                                               "layout=negative",
-                                               "layout=broadcast",
-                                               "alignment=64",
-                                               "v_in_k",
-                                               "fill=hostile",
-                                               "fill=onehot",
-                                               "fill=huge",
-                                               "fill=counting",
-                                               "poison=inf",
-                                               "poison=1e30",
-                                               "poison_hidden",
-                                               "out_dtype=f32",
-                                               "kv_heads=4",
-                                               "kv_heads=1",
-                                               "kv_len=1",
-                                               "q_len=1"};
-  return all;
+std::vector<std::string> lines_of(const std::string& name) {
+  const char* elsewhere = std::getenv("RUNMAX_SWEEP_LISTS");  // binaries that were moved
+  std::ifstream file(std::string(elsewhere != nullptr ? elsewhere : RUNMAX_SWEEP_LISTS) + "/" +
+                     name);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') lines.push_back(line);
+  }
+  EXPECT_GT(lines.size(), 30u) << name;
+  return lines;
 }
 
 // "" where the two cannot be said in one problem.
@@ -79,37 +33,34 @@ std::string joined(const std::string& base, const std::string& a, const std::str
 
 }  // namespace
 
-std::vector<std::string> problems_by_hand(const char* name) {
-  std::ifstream file(name);
-  EXPECT_TRUE(file.is_open()) << name;
+std::vector<std::string> problems_by_hand() {
   std::vector<std::string> all;
-  for (std::string line; std::getline(file, line);) {
-    if (line.empty() || line[0] == '#') continue;
+  for (const std::string& line : lines_of("problems.txt")) {
     if ((" " + line).find(" dtype=") != std::string::npos) {
       all.push_back(line);
       continue;
     }
     for (const std::string& dtype : kTypes) all.push_back("dtype=" + dtype + " " + line);
   }
-  EXPECT_GT(all.size(), 100u);
   return all;
 }
 
 std::vector<std::string> pairs_of_options(const runmax_plan_info& tiles, const std::string& words) {
   const std::string q_len = "q_len=" + str(tiles.q_tile + 5);
   const std::string kv_len = "kv_len=" + str(tiles.kv_tile + 12);
+  const std::vector<std::string> options = lines_of("options.txt");
   std::vector<std::string> all;
-  for (size_t a = 0; a < options().size(); ++a) {
-    for (size_t b = a; b < options().size(); ++b) {
-      const std::string& second = a == b ? std::string() : options()[b];
+  for (size_t a = 0; a < options.size(); ++a) {
+    for (size_t b = a; b < options.size(); ++b) {
+      const std::string& second = a == b ? std::string() : options[b];
       std::string base =
           words + "batch=2 q_heads=4 head_dim=11 data_seed=" + std::to_string(all.size());
       for (const std::string& word : {std::string("kv_heads=2"), q_len, kv_len}) {
         const std::string key = word.substr(0, word.find('='));
-        if (options()[a].find(key) == 0 || second.find(key) == 0) continue;
+        if (options[a].find(key) == 0 || second.find(key) == 0) continue;
         base += " " + word;
       }
-      const std::string text = joined(base, options()[a], second);
+      const std::string text = joined(base, options[a], second);
       if (text.empty()) continue;
       // f64 has no out in f32.
       const bool narrow_out = text.find("out_dtype") != std::string::npos;
@@ -160,7 +111,7 @@ std::string random_problem(uint64_t seed) {
   maybe(6, {"batch_invariant"});
   maybe(4, {"poison_hidden"});
   maybe(3, {"poison=inf", "poison=1e30", "poison=zero"});
-  maybe(2, {"fill=hostile", "fill=huge", "fill=onehot", "fill=counting"});
+  maybe(2, {"fill=hostile", "fill=nonfinite", "fill=huge", "fill=onehot", "fill=counting"});
   return text;
 }
 

@@ -33,7 +33,7 @@ CheckReport check_string(const Options& options) {
   const Spec spec = parse_spec(*options.problem);
   {
     // The test machinery makes its own device; all that could be refused is asked before it does.
-    const Device device = make_device(spec.apply(options), testing::isa_mask(spec.words.isa));
+    const Device device = spec.make_device(options);
     if (spec.problem.op == RUNMAX_BACKWARD) {
       require(runmax_supports(&spec.problem, device.get()));
       fail("problem", "direction=backward: gradients are not compared in this release");

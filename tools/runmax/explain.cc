@@ -45,7 +45,7 @@ Subject explain_string(const Options& options) {
   if (spec.problem.op == RUNMAX_MERGE) {
     fail("problem", "direction=merge has no plan, must be forward or backward");
   }
-  const Device device = make_device(spec.apply(options), testing::isa_mask(spec.words.isa));
+  const Device device = spec.make_device(options);
   const Plan plan = make_plan(spec.problem, device.get());
   Subject subject{spec.problem, info_of(plan.get()), machine_roofs(device.get()),
                   runmax_plan_explain(plan.get())};

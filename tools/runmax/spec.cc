@@ -10,9 +10,15 @@ Spec::Spec(const testing::ProblemSpec& spec) : words(spec), problem(testing::mak
   require(runmax_validate(&problem));
 }
 
-Options Spec::apply(Options options) const {
+Device Spec::make_device(Options options) const {
   options.threads = static_cast<int32_t>(words.threads);
-  return options;
+  Device device = cli::make_device(options, testing::isa_mask(words.isa));
+  // The library takes an instruction set that the machine lacks as leave to use it. Here it says
+  // what to run, and another one would answer for it.
+  const bool lacking = !words.isa.empty() &&
+                       (info_of(device.get()).isa & runmax_isa_from_name(words.isa.c_str())) == 0;
+  if (lacking) fail("problem", "isa: is {}, must be one of this machine (runmax list)", words.isa);
+  return device;
 }
 
 double Spec::bytes() const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device.h"
 #include "options.h"
 #include "runmax/runmax.h"
 #include "testing/problem_string.h"
@@ -18,8 +19,8 @@ struct Spec {
   Spec(const Spec&) = delete;
   Spec& operator=(const Spec&) = delete;
 
-  // The options with what the string says about the device.
-  Options apply(Options options) const;
+  // The device of the options, with what the string says about it.
+  Device make_device(Options options) const;
   // Of all its tensors.
   double bytes() const;
 };

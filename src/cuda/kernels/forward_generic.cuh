@@ -430,6 +430,8 @@ class GenericForward {
     const int warp = threadIdx.x / 32;
     const int slot = threadIdx.x % 32 / 4;  // keys {4 slot + n, 32 + 4 slot + n}
     uint32_t key_bits = 0;
+    policy::Score<T> score = sm.item.score;
+    const bool plain = !score.has_softcap && !score.has_bias && !score.has_alibi;
 #pragma unroll 1
     for (int row = warp * (kRows / 8) + threadIdx.x % 4; row < (warp + 1) * (kRows / 8); row += 4) {
       const int64_t q = sm.item.row_begin + row;
@@ -440,18 +442,32 @@ class GenericForward {
       T tile_max = kMinusInfinity<T>;
       const int64_t lo = masked ? sm.item.visibility.lo(q) : 0;
       const int64_t hi = masked ? sm.item.visibility.hi(q) : 0;
+      if (!masked && plain) {
+        T bad = 0;  // NaN as soon as one of them is not finite
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int key = n / 4 * 32 + 4 * slot + n % 4;
-        T bias = 0;
-        const bool live = !masked || visible(row, key, lo, hi, key_begin, keys, bias);
-        if (!live) bits &= ~(1u << n);
-        const int64_t apart = diagonal - key;
-        const T distance = static_cast<T>(apart < 0 ? -apart : apart);
-        const T dot = sm.probs[key][generic_probs_place(row, key)];
-        value[n] = sm.item.score.forward(dot, distance, bias);
-        if (!live) value[n] = kMinusInfinity<T>;
-        if (live && !finite(dot)) overflown |= 1u << n;
+        for (int n = 0; n < 8; ++n) {
+          const int key = n / 4 * 32 + 4 * slot + n % 4;
+          const T dot = sm.probs[key][generic_probs_place(row, key)];
+          bad = fma(dot, T{0}, bad);
+          value[n] = dot * score.scale;
+        }
+        if (!finite(bad)) {
+#pragma unroll
+          for (int n = 0; n < 8; ++n) overflown |= finite(value[n]) ? 0u : 1u << n;
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const int key = n / 4 * 32 + 4 * slot + n % 4;
+          T bias = 0;
+          const bool live = !masked || visible(row, key, lo, hi, key_begin, keys, bias);
+          if (!live) bits &= ~(1u << n);
+          const int64_t apart = diagonal - key;
+          const T distance = static_cast<T>(apart < 0 ? -apart : apart);
+          const T dot = sm.probs[key][generic_probs_place(row, key)];
+          value[n] = live ? score.forward(dot, distance, bias) : kMinusInfinity<T>;
+          if (live && !finite(dot)) overflown |= 1u << n;
+        }
       }
       if (sizeof(T) < sizeof(double) && overflown != 0) {
 #pragma unroll 1

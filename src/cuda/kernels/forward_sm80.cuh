@@ -26,9 +26,11 @@
 
 namespace runmax::cuda::sm80 {
 
-// kMTiles: 16-row tiles of a warp. kStages: kv tiles in shared memory. kBlocks: per SM, at least.
+// kMTiles: 16-row tiles of a warp, for scores. kStages: kv tiles in shared memory. kBlocks: per SM,
+// at least. kPaired: two warps of 16 rows each share the second product: each takes half of the
+// columns of both's rows, which halves the reads of V. Their weights pass through shared memory.
 template <class Element_, int kHeadDim_, int kWarps_, int kMTiles_, int kKvTile_, int kStages_,
-          bool kQInRegisters_, int kBlocks_, bool kFeatures_>
+          bool kQInRegisters_, int kBlocks_, bool kFeatures_, bool kPaired_ = false>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -39,6 +41,8 @@ struct ForwardConfig {
   static constexpr bool kQInRegisters = kQInRegisters_;
   static constexpr int kBlocks = kBlocks_;
   static constexpr bool kFeatures = kFeatures_;
+  static constexpr bool kPaired = kPaired_;
+  static_assert(!kPaired || (kMTiles == 1 && kWarps % 2 == 0), "pairs of warps of 16 rows");
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kMTiles;
@@ -46,7 +50,9 @@ struct ForwardConfig {
   using Tile = SharedTile<kHeadDim>;
   static constexpr int kQBytes = Tile::bytes(kQTile);
   static constexpr int kKvBytes = Tile::bytes(kKvTile);  // of K or V
-  static constexpr int kSharedBytes = kQBytes + 2 * kStages * kKvBytes;
+  using Probs = SharedTile<kKvTile>;
+  static constexpr int kProbsBytes = kPaired ? Probs::bytes(kQTile) : 0;
+  static constexpr int kSharedBytes = kQBytes + 2 * kStages * kKvBytes + kProbsBytes;
 };
 
 // Visibility in 32 bits: positions and lengths are below 2^29, so that bounds further away decide
@@ -119,8 +125,11 @@ struct BlockContext {
   int leading_end;      // then from window_begin on,
   int window_begin;     // num_tiles in all
   int num_tiles;
-  const void* q;  // row 0 of the block
-  const void* k;  // key 0 of the sequence
+  int last_tile;
+  int whole_begin;  // tiles that every row of the block sees all of, and whose copies need no
+  int whole_end;    // filter
+  const void* q;    // row 0 of the block
+  const void* k;    // key 0 of the sequence
   const void* v;
 };
 
@@ -134,7 +143,7 @@ struct WarpKeys {
 
 template <class Element>
 __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const WorkItem& item,
-                                                   int q_tile, int kv_tile) {
+                                                   int q_tile, int kv_tile, bool whole_pieces) {
   BlockContext c;
   c.s = policy::sequence_of(p, item.sequence);
   c.head = item.head;
@@ -162,6 +171,11 @@ __device__ __forceinline__ BlockContext context_of(const ForwardParams& p, const
     c.window_begin = max(range.begin, begin);
     c.first_tile = begin < c.leading_end ? begin : c.window_begin;
     c.num_tiles = c.leading_end - begin + max(min(range.end, end) - c.window_begin, 0);
+    if (c.kv_begin >= c.kv_end) c.num_tiles = 0;
+    const int window_tiles = min(range.end, end) - c.window_begin;
+    c.last_tile = window_tiles > 0 ? c.window_begin + window_tiles - 1 : c.leading_end - 1;
+    c.whole_begin = (c.visibility.lo(c.row_begin + c.rows - 1) + kv_tile - 1) / kv_tile;
+    c.whole_end = whole_pieces ? min(c.visibility.hi(c.row_begin), c.kv_end) / kv_tile : 0;
   }
   const int64_t kv_head = static_cast<uint32_t>(c.head) / static_cast<uint32_t>(p.group_size);
   c.q = static_cast<const Element*>(p.q.pointer) +
@@ -179,19 +193,29 @@ class ForwardBlock {
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kMTiles = Config::kMTiles;
   static constexpr int kKvTile = Config::kKvTile;
-  static constexpr int kNTiles = kKvTile / 8;   // of scores
-  static constexpr int kDTiles = kHeadDim / 8;  // of out
-  static constexpr int kKSteps = kHeadDim / 16;
+  static constexpr int kNTiles = kKvTile / 8;  // of scores
+  // Of out: its m-tile 0 has this warp's rows, if paired m-tile 1 those of the other warp.
+  static constexpr int kOutMTiles = Config::kPaired ? 2 : kMTiles;
+  static constexpr int kDTiles = kHeadDim / 8 / (Config::kPaired ? 2 : 1);
+  static constexpr int kKSteps = kHeadDim / 16;  // of the first product ...
+  static constexpr int kPSteps = kKvTile / 16;   // ... and of the second
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kStages = Config::kStages;
   static constexpr int kTilesOfGroup = 64;
+  using KvCopy = AsyncCopy<kKvTile, kHeadDim, kThreads>;
   using Totals = float2[kThreads];  // (sum, reference) by thread
 
   // `c` and `late` hold the same; what is read through `c` may stay in registers.
   __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, unsigned char* shared,
                                           const BlockContext& late, WarpKeys& warp_keys,
-                                          Totals* totals)
-      : a(args), p(args.p), shared_(shared), late_(late), warp_keys_(warp_keys), totals_(totals) {
+                                          Totals* totals, float* row_values)
+      : a(args),
+        p(args.p),
+        shared_(shared),
+        late_(late),
+        warp_keys_(warp_keys),
+        totals_(totals),
+        row_values_(row_values) {
     warp_row = static_cast<int>(threadIdx.x / 32) * Config::kWarpRows;
   }
 
@@ -200,7 +224,7 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < 2 * kMTiles; ++i) totals_[i][threadIdx.x] = {0.0f, kMinusInfinity<float>};
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kOutMTiles; ++m) {
 #pragma unroll
       for (int d = 0; d < kDTiles; ++d) {
 #pragma unroll
@@ -223,6 +247,18 @@ class ForwardBlock {
   __device__ __forceinline__ int row_of(int m, int h) const {
     return warp_row + 16 * m + 8 * h + lane() / 4;
   }
+  // Likewise of m-tile m of out, and its first column.
+  __device__ __forceinline__ int out_row_of(int m, int h) const {
+    return Config::kPaired ? (warp_row ^ (16 * m)) + 8 * h + lane() / 4 : row_of(m, h);
+  }
+  __device__ __forceinline__ int out_column() const {
+    return Config::kPaired ? warp_row % 32 / 16 * (kHeadDim / 2) : 0;
+  }
+  // Rows [first, first + count) that this warp takes part in.
+  static constexpr int kSharedRows = 16 * kOutMTiles;
+  __device__ __forceinline__ int first_row() const {
+    return Config::kPaired ? warp_row / 32 * 32 : warp_row;
+  }
   __device__ __forceinline__ uint32_t q_shared() const { return ptx::shared_address(shared_); }
   __device__ __forceinline__ uint32_t k_shared(int stage) const {
     return q_shared() + static_cast<uint32_t>(Config::kQBytes + 2 * stage * Config::kKvBytes);
@@ -231,18 +267,13 @@ class ForwardBlock {
     return k_shared(stage) + static_cast<uint32_t>(Config::kKvBytes);
   }
 
-  __device__ __forceinline__ int tile_after(int tile) const {
-    return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
-  }
-
   __device__ __forceinline__ void attend(const BlockContext& c) {
     set_warp_keys(c);
     if constexpr (Config::kFeatures) prepare_features();
 
     load<Config::kQTile>(0, source(c.q, p.q, p.head_dim), 0, {0, c.rows, 0});
     int tile = c.first_tile;
-    load_k(tile, 0);
-    if constexpr (kStages == 2) load_v(tile, 0);
+    load_tile<true, kStages == 2>(tile, 0);
     ptx::commit_copies();
     if constexpr (Config::kQInRegisters) {
       ptx::wait_copies<0>();
@@ -253,41 +284,52 @@ class ForwardBlock {
         for (int k = 0; k < kKSteps; ++k) load_q_fragment(m, k, q_fragments[m][k]);
       }
     }
-    int stage = 0;
-    for (int left = c.num_tiles - 1; left >= 0; --left) {
-      const int key_begin = tile * kKvTile;
-      const int next = tile_after(tile);
-      const bool works = warp_sees(key_begin);
+    tile_ = tile;
+    stage_ = 0;
+    // All warps take the same steps, with or without work. Two stages: the copies of the next tile
+    // are issued while the first product finishes, so that it can begin right after the barrier.
+    const bool has_rows = first_row() < c.rows;
+    for (;;) {
+      const bool whole = is_whole(tile_);
+      const bool works = has_rows && (whole || warp_sees(tile_));
+      const bool partial = !whole && !warp_sees_all(tile_ * kKvTile);
       ptx::wait_copies<0>();
       __syncthreads();
-      if constexpr (kStages == 2) {
-        if (left > 0) {
-          load_k(next, stage ^ 1);
-          load_v(next, stage ^ 1);
-          ptx::commit_copies();
-        }
-      } else {
-        load_v(tile, 0);
+      if constexpr (kStages == 1) {
+        load_tile<false, true>(tile_, 0);
         ptx::commit_copies();
       }
-      if (works) score_tile(stage, key_begin);
-      if constexpr (kStages == 1) {
+      if (works) score_tile(partial);
+      if constexpr (kStages == 1) {  // V has arrived, and every warp is done with K
         ptx::wait_copies<0>();
         __syncthreads();
-        if (left > 0) {
-          load_k(next, 0);
-          ptx::commit_copies();
+      }
+      if (tile_ != late_.last_tile) {
+        load_tile<true, kStages == 2>(tile_after(tile_), kStages == 2 ? stage_ ^ 1 : 0);
+      }
+      ptx::commit_copies();
+      if (works) {
+        float alpha[kMTiles][2];
+        const bool rescales = update_states(alpha);
+        if constexpr (Config::kFeatures) drop(tile_ * kKvTile);
+        if constexpr (Config::kPaired) {
+          add_paired_product(alpha[0], rescales);
+        } else {
+          add_product();
         }
       }
-      if (works) {
-        update_states();
-        if constexpr (Config::kFeatures) drop(key_begin);
-        add_product(stage);
-      }
-      if (next / kTilesOfGroup != tile / kTilesOfGroup) close_group();
-      tile = next;
-      if constexpr (kStages == 2) stage ^= 1;
+      if (tile_ == late_.last_tile) break;
+      const int next = tile_after(tile_);
+      if (next / kTilesOfGroup != tile_ / kTilesOfGroup) close_group();
+      tile_ = next;
+      if constexpr (kStages == 2) stage_ ^= 1;
     }
+  }
+
+  // ---------------------------------------------------------------- steps
+
+  __device__ __forceinline__ int tile_after(int tile) const {
+    return tile + 1 == late_.leading_end ? late_.window_begin : tile + 1;
   }
 
   // ---------------------------------------------------------------- copies
@@ -307,20 +349,40 @@ class ForwardBlock {
         return;
       }
     }
-    load_tile_async<kRows, kHeadDim, kThreads>(q_shared() + static_cast<uint32_t>(offset), from,
-                                               first_row, filter, thread);
+    AsyncCopy<kRows, kHeadDim, kThreads>::filtered(q_shared() + static_cast<uint32_t>(offset), from,
+                                                   first_row, filter, thread);
+  }
+  __device__ __forceinline__ bool is_whole(int tile) const {
+    return tile >= late_.whole_begin && tile < late_.whole_end;
   }
   __device__ __forceinline__ RowFilter keys_from(int key_begin) const {
     const RowFilter& seen = late_.seen_keys;
     return {seen.begin - key_begin, seen.end - key_begin, seen.leading - key_begin};
   }
-  __device__ __forceinline__ void load_k(int tile, int stage) {
-    load<kKvTile>(Config::kQBytes + 2 * stage * Config::kKvBytes, source(late_.k, p.k, p.head_dim),
-                  tile * kKvTile, keys_from(tile * kKvTile));
-  }
-  __device__ __forceinline__ void load_v(int tile, int stage) {
-    load<kKvTile>(Config::kQBytes + (2 * stage + 1) * Config::kKvBytes,
-                  source(late_.v, p.v, p.head_dim_v), tile * kKvTile, keys_from(tile * kKvTile));
+  // The copies of K and / or V of a tile.
+  template <bool kK, bool kV>
+  __device__ __forceinline__ void load_tile(int tile, int stage) {
+    const int key_begin = tile * kKvTile;
+    const int k_offset = Config::kQBytes + 2 * stage * Config::kKvBytes;
+    const int v_offset = k_offset + Config::kKvBytes;
+    if (is_whole(tile)) {
+      const int thread = static_cast<int>(threadIdx.x);
+      const uint32_t to = q_shared() + KvCopy::offset(thread);
+      const int64_t row = key_begin + KvCopy::row(thread);
+      const int column = KvCopy::column(thread);
+      if constexpr (kK) {
+        KvCopy::whole(to + static_cast<uint32_t>(k_offset),
+                      static_cast<const Element*>(late_.k) + row * p.k.row + column, p.k.row);
+      }
+      if constexpr (kV) {
+        KvCopy::whole(to + static_cast<uint32_t>(v_offset),
+                      static_cast<const Element*>(late_.v) + row * p.v.row + column, p.v.row);
+      }
+      return;
+    }
+    const RowFilter keys = keys_from(key_begin);
+    if constexpr (kK) load<kKvTile>(k_offset, source(late_.k, p.k, p.head_dim), key_begin, keys);
+    if constexpr (kV) load<kKvTile>(v_offset, source(late_.v, p.v, p.head_dim_v), key_begin, keys);
   }
 
   // ---------------------------------------------------------------- products
@@ -331,7 +393,7 @@ class ForwardBlock {
                          static_cast<uint32_t>((warp_row + 16 * m) * Tile::kRowBytes + 32 * k));
   }
 
-  __device__ __forceinline__ void score_tile(int stage, int key_begin) {
+  __device__ __forceinline__ void score_tile(bool partial) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -340,7 +402,7 @@ class ForwardBlock {
         for (int i = 0; i < 4; ++i) scores[m][n][i] = 0;
       }
     }
-    const uint32_t k_lane = k_shared(stage) + Tile::lane_offset_transposed(lane());
+    const uint32_t k_lane = k_shared(stage_) + Tile::lane_offset_transposed(lane());
 #pragma unroll
     for (int k = 0; k < kKSteps; ++k) {
       uint32_t q[kMTiles][4];
@@ -364,7 +426,7 @@ class ForwardBlock {
         }
       }
     }
-    const bool partial = !warp_sees_all(key_begin);
+    const int key_begin = tile_ * kKvTile;
     if constexpr (Config::kFeatures) {
       apply_features(key_begin, partial);
     } else {
@@ -372,39 +434,90 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void add_product(int stage) {
-    const uint32_t v_lane = v_shared(stage) + Tile::lane_offset(lane());
+  // Fragment k of P: weights rounded in pairs.
+  __device__ __forceinline__ void probs_of(int m, int k, uint32_t (&probs)[4]) const {
 #pragma unroll
-    for (int k = 0; k < kKvTile / 16; ++k) {
-      uint32_t probs[kMTiles][4];
+    for (int i = 0; i < 4; ++i) {
+      const float(&c)[4] = scores[m][2 * k + i / 2];
+      probs[i] = ptx::pack<Element>(c[2 * (i % 2)], c[2 * (i % 2) + 1]);
+    }
+  }
+  // out += P V for the 16 keys of fragment k.
+  __device__ __forceinline__ void add_fragment(int k, const uint32_t (&probs)[kOutMTiles][4]) {
+    const uint32_t v_lane =
+        v_shared(stage_) + Tile::lane_offset(lane()) + static_cast<uint32_t>(2 * out_column());
 #pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
+    for (int d = 0; d < kDTiles; d += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_transposed(
+          b, v_lane + static_cast<uint32_t>(16 * k * Tile::kRowBytes + 16 * d));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float(&c)[4] = scores[m][2 * k + i / 2];
-          probs[m][i] = ptx::pack<Element>(c[2 * (i % 2)], c[2 * (i % 2) + 1]);
-        }
-      }
-#pragma unroll
-      for (int d = 0; d < kDTiles; d += 2) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_transposed(
-            b, v_lane + static_cast<uint32_t>(16 * k * Tile::kRowBytes + 16 * d));
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-          ptx::mma_m16n8k16<Element>(out[m][d], probs[m], b[0], b[1]);
-          ptx::mma_m16n8k16<Element>(out[m][d + 1], probs[m], b[2], b[3]);
-        }
+      for (int m = 0; m < kOutMTiles; ++m) {
+        ptx::mma_m16n8k16<Element>(out[m][d], probs[m], b[0], b[1]);
+        ptx::mma_m16n8k16<Element>(out[m][d + 1], probs[m], b[2], b[3]);
       }
     }
   }
-
-  __device__ __forceinline__ void update_states() {
-    if (natural()) {
-      states.update(scores, out, Natural<Element>{});
-    } else {
-      states.update(scores, out, LogTwo<Element>{a.scale_log2});
+  __device__ __forceinline__ void add_product() {
+    uint32_t probs[kPSteps][kOutMTiles][4];
+#pragma unroll
+    for (int k = 0; k < kPSteps; ++k) {
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) probs_of(m, k, probs[k][m]);
     }
+#pragma unroll
+    for (int k = 0; k < kPSteps; ++k) add_fragment(k, probs[k]);
+  }
+
+  // The same where the other warp of the pair has half of the rows: P and alpha are exchanged. The
+  // block's next barrier keeps the next tile's from overtaking.
+  __device__ __forceinline__ void add_paired_product(const float (&alpha)[2], bool rescales) {
+    using Probs = typename Config::Probs;
+    unsigned char* shared = shared_ + Config::kSharedBytes - Config::kProbsBytes;
+    uint32_t own[kPSteps][4];
+#pragma unroll
+    for (int k = 0; k < kPSteps; ++k) {
+      probs_of(0, k, own[k]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        *reinterpret_cast<uint32_t*>(shared + row_of(0, i % 2) * Probs::kRowBytes + 32 * k +
+                                     16 * (i / 2) + 4 * (lane() % 4)) = own[k][i];
+      }
+    }
+    if (lane() % 4 < 2) {
+      row_values_[row_of(0, lane() % 4)] = lane() % 2 == 0 ? alpha[0] : alpha[1];
+    }
+    ptx::pair_barrier(1 + first_row() / 32);
+    const float other_alpha[2] = {row_values_[out_row_of(1, 0)], row_values_[out_row_of(1, 1)]};
+    if (rescales) rescale(out[0], alpha);
+    if (__any_sync(0xffffffffu, other_alpha[0] != 1 || other_alpha[1] != 1)) {
+      rescale(out[1], other_alpha);
+    }
+    const uint32_t other = ptx::shared_address(shared) + Probs::lane_offset(lane()) +
+                           static_cast<uint32_t>((warp_row ^ 16) * Probs::kRowBytes);
+#pragma unroll
+    for (int k = 0; k < kPSteps; ++k) {
+      uint32_t probs[kOutMTiles][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) probs[0][i] = own[k][i];
+      ptx::ldmatrix_x4(probs[kOutMTiles - 1], other + static_cast<uint32_t>(32 * k));
+      add_fragment(k, probs);
+    }
+  }
+
+  __device__ __forceinline__ bool update_states(float (&alpha)[kMTiles][2]) {
+    if (natural()) return update_states(alpha, Natural<Element>{});
+    return update_states(alpha, LogTwo<Element>{a.scale_log2});
+  }
+  template <class Units>
+  __device__ __forceinline__ bool update_states(float (&alpha)[kMTiles][2], const Units& units) {
+    const bool rescales = states.move(scores, alpha, units);
+    if (!Config::kPaired && rescales) {
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) rescale(out[m], alpha[m]);
+    }
+    states.weigh(scores, units);
+    return rescales;
   }
 
   // A sum of many tiles drifts if added up one by one: sums of groups of tiles are added up in
@@ -433,10 +546,10 @@ class ForwardBlock {
   // ---------------------------------------------------------------- masks of positions
 
   __device__ __forceinline__ void set_warp_keys(const BlockContext& c) {
-    const int warp_rows = min(c.rows - warp_row, Config::kWarpRows);
+    const int warp_rows = min(c.rows - first_row(), kSharedRows);
     WarpKeys keys{0, 0, 0, 0};
     if (warp_rows > 0) {
-      const int first = c.row_begin + warp_row;
+      const int first = c.row_begin + first_row();
       const int last = first + warp_rows - 1;
       keys = {c.visibility.lo(first), c.visibility.hi(last), c.visibility.lo(last),
               c.visibility.hi(first)};
@@ -444,7 +557,8 @@ class ForwardBlock {
     if (lane() == 0) warp_keys_ = keys;
     __syncwarp();
   }
-  __device__ __forceinline__ bool warp_sees(int key_begin) const {
+  __device__ __forceinline__ bool warp_sees(int tile) const {
+    const int key_begin = tile * kKvTile;
     return key_begin < warp_keys_.some_end && (key_begin + kKvTile > warp_keys_.some_begin ||
                                                key_begin < late_.visibility.sink_tokens);
   }
@@ -693,15 +807,23 @@ class ForwardBlock {
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        states.sum[m][h] = quad_sum(total_sum(m, h));
-        float probe = states.sum[m][h] * 0.0f;  // NaN if anything is not finite
+        const float sum = quad_sum(total_sum(m, h));
+        states.sum[m][h] = sum;
+        const bool unset = states.reference[m][h] == kMinusInfinity<float> && row_seen(m, h);
+        bad |= row_of(m, h) < late_.rows && (!finite(sum) || unset);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kOutMTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float probe = 0;  // NaN if anything is not finite
 #pragma unroll
         for (int d = 0; d < kDTiles; ++d) {
           probe = __fmaf_rn(out[m][d][2 * h], 0.0f, probe);
           probe = __fmaf_rn(out[m][d][2 * h + 1], 0.0f, probe);
         }
-        const bool unset = states.reference[m][h] == kMinusInfinity<float> && row_seen(m, h);
-        bad |= row_of(m, h) < late_.rows && (probe != 0.0f || unset);
+        bad |= out_row_of(m, h) < late_.rows && probe != 0.0f;
       }
     }
     bad = __syncthreads_or(bad);
@@ -719,14 +841,17 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void store_partial() {
+    const auto partial = [&](int row) {
+      return partial_row<float>(p, late_.s, late_.head, late_.row_begin + row, late_.split);
+    };
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kOutMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int row = row_of(m, h);
+        const int row = out_row_of(m, h);
         if (row >= late_.rows) continue;
-        float* to = partial_row<float>(p, late_.s, late_.head, late_.row_begin + row, late_.split);
-        const int column = 2 * (lane() % 4);
+        float* to = partial(row);
+        const int column = out_column() + 2 * (lane() % 4);
 #pragma unroll
         for (int d = 0; d < kDTiles; ++d) {
           if (8 * d + column < p.head_dim_v) {
@@ -734,12 +859,18 @@ class ForwardBlock {
                 make_float2(out[m][d][2 * h], out[m][d][2 * h + 1]);
           }
         }
-        if (lane() % 4 == 0) {
-          float* extra = to + partial_columns<float>(p.head_dim_v);
-          extra[0] = natural_reference(m, h);
-          extra[1] = states.sum[m][h];
-          extra[2] = row_seen(m, h) ? 1.0f : 0.0f;
-        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = row_of(m, h);
+        if (row >= late_.rows || lane() % 4 != 0) continue;
+        float* extra = partial(row) + partial_columns<float>(p.head_dim_v);
+        extra[0] = natural_reference(m, h);
+        extra[1] = states.sum[m][h];
+        extra[2] = row_seen(m, h) ? 1.0f : 0.0f;
       }
     }
   }
@@ -784,49 +915,59 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void store_result(bool bad) {
-    const int written_rows = p.keep_unused ? late_.rows : late_.storage_rows;
-    const int first_row = bad ? late_.rows : 0;  // the others are written by recompute_rows()
+    const int rows_to = p.keep_unused ? late_.rows : late_.storage_rows;
+    const int rows_from = bad ? late_.rows : 0;  // the others are written by recompute_rows()
+    float out_scale[kOutMTiles][2];
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = row_of(m, h);
-        const bool used = row < late_.rows;
         Finished<float> end{0.0f, kMinusInfinity<float>, 0.0f};
-        if (used && !bad) end = finished(m, h);
-        if (lane() % 4 == 0 && row >= first_row && row < written_rows) {
+        if (row < late_.rows && !bad) end = finished(m, h);
+        if (lane() % 4 == 0 && row >= rows_from && row < rows_to) {
           store_statistic(p.lse, late_.row_begin + row, end.lse);
           store_statistic(p.lse_lo, late_.row_begin + row, end.lse_lo);
         }
         if constexpr (Config::kFeatures) {
           if (dropout.active) end.out_scale *= static_cast<float>(p.dropout.keep_scale);
         }
-        // Adding 0 turns -0, which an underflow can leave, into the +0 of every other path.
+        out_scale[m][h] = end.out_scale;
+        if (Config::kPaired && lane() % 4 == 0) row_values_[row] = end.out_scale;
+      }
+    }
+    if constexpr (Config::kPaired) {
+      __syncthreads();
 #pragma unroll
-        for (int d = 0; d < kDTiles; ++d) {
+      for (int h = 0; h < 2; ++h) out_scale[1][h] = row_values_[out_row_of(1, h)];
+    }
+    // Adding 0 turns -0, which an underflow can leave, into the +0 of every other path.
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = out[m][d][2 * h + e];
-            x = used ? __fmaf_rn(x, end.out_scale, 0.0f) : 0.0f;
-          }
+    for (int m = 0; m < kOutMTiles; ++m) {
+#pragma unroll
+      for (int d = 0; d < kDTiles; ++d) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool used = out_row_of(m, i / 2) < late_.rows;
+          out[m][d][i] = used ? __fmaf_rn(out[m][d][i], out_scale[m][i / 2], 0.0f) : 0.0f;
         }
       }
     }
     if (a.wide_stores) {
-      store_wide(first_row, written_rows);
+      store_wide(rows_from, rows_to);
     } else {
-      store_elements(first_row, written_rows);
+      store_elements(rows_from, rows_to);
     }
   }
 
-  // Through the shared memory of this warp's rows of Q, in pieces of 16 bytes.
-  __device__ __forceinline__ void store_wide(int first_row, int written_rows) {
-    unsigned char* staging = shared_ + warp_row * Tile::kRowBytes;
+  // Through the shared memory of this warp's part of Q, in pieces of 16 bytes.
+  __device__ __forceinline__ void store_wide(int rows_from, int rows_to) {
+    unsigned char* staging = shared_ + 2 * out_column();
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kOutMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        unsigned char* row = staging + (16 * m + 8 * h + lane() / 4) * Tile::kRowBytes;
+        unsigned char* row = staging + out_row_of(m, h) * Tile::kRowBytes;
 #pragma unroll
         for (int d = 0; d < kDTiles; ++d) {
           *reinterpret_cast<uint32_t*>(row + 16 * d + 4 * (lane() % 4)) =
@@ -835,34 +976,34 @@ class ForwardBlock {
       }
     }
     __syncwarp();
-    constexpr int kUnits = kHeadDim / 8;
     Element* base = static_cast<Element*>(p.out.pointer) +
-                    policy::q_row_offset(p.out, late_.s, late_.head, late_.row_begin + warp_row);
+                    policy::q_row_offset(p.out, late_.s, late_.head, late_.row_begin);
 #pragma unroll
-    for (int i = 0; i < Config::kWarpRows * kUnits / 32; ++i) {
+    for (int i = 0; i < kSharedRows * kDTiles / 32; ++i) {
       const int index = 32 * i + lane();
-      const int row = index / kUnits;
-      const int unit = index % kUnits;
-      if (warp_row + row >= first_row && warp_row + row < written_rows && unit * 8 < p.head_dim_v) {
-        *reinterpret_cast<uint4*>(base + row * p.out.row + unit * 8) =
+      const int row = first_row() + index / kDTiles;
+      const int unit = index % kDTiles;
+      const int column = out_column() + unit * 8;
+      if (row >= rows_from && row < rows_to && column < p.head_dim_v) {
+        *reinterpret_cast<uint4*>(base + row * p.out.row + column) =
             *reinterpret_cast<const uint4*>(staging + row * Tile::kRowBytes + unit * 16);
       }
     }
   }
 
-  __device__ __forceinline__ void store_elements(int first_row, int written_rows) {
+  __device__ __forceinline__ void store_elements(int rows_from, int rows_to) {
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kOutMTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int row = row_of(m, h);
-        if (row < first_row || row >= written_rows) continue;
+        const int row = out_row_of(m, h);
+        if (row < rows_from || row >= rows_to) continue;
         const int64_t to = policy::q_row_offset(p.out, late_.s, late_.head, late_.row_begin + row);
 #pragma unroll
         for (int d = 0; d < kDTiles; ++d) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int column = 8 * d + 2 * (lane() % 4) + e;
+            const int column = out_column() + 8 * d + 2 * (lane() % 4) + e;
             if (column >= p.head_dim_v) continue;
             const float x = out[m][d][2 * h + e];
             const int64_t at = to + column * p.out.column;
@@ -882,10 +1023,13 @@ class ForwardBlock {
   unsigned char* shared_;
   const BlockContext& late_;
   WarpKeys& warp_keys_;
-  Totals* const totals_;  // of the rows that this thread holds
-  int warp_row;           // first row of this warp, in the block
+  Totals* const totals_;     // of the rows that this thread holds
+  float* const row_values_;  // one per row of the block, for exchange
+  int warp_row;              // first row of this warp, in the block
+  int tile_;                 // at work
+  int stage_;                // where it lies
 
-  float out[kMTiles][kDTiles][4];
+  float out[kOutMTiles][kDTiles][4];
   float scores[kMTiles][kNTiles][4];
   RowStates<kMTiles> states;
   uint32_t q_fragments[kMTiles][Config::kQInRegisters ? kKSteps : 1][4];
@@ -907,12 +1051,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   __shared__ BlockContext late;
   __shared__ WarpKeys warp_keys[Config::kWarps];
   const BlockContext context = context_of<typename Config::Element>(
-      p, decode(args, number), Config::kQTile, Config::kKvTile);
+      p, decode(args, number), Config::kQTile, Config::kKvTile,
+      args.async_copies && p.head_dim == Config::kHeadDim && p.head_dim_v == Config::kHeadDim);
   if (context.storage_rows == 0) return;
   if (threadIdx.x == 0) late = context;
   __syncthreads();
   __shared__ typename ForwardBlock<Config>::Totals totals[2 * Config::kMTiles];
-  ForwardBlock<Config> block(args, shared, late, warp_keys[threadIdx.x / 32], totals);
+  __shared__ float row_values[Config::kPaired ? Config::kQTile : 1];
+  ForwardBlock<Config> block(args, shared, late, warp_keys[threadIdx.x / 32], totals, row_values);
   block.run(context);
 }
 

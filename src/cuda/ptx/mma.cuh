@@ -68,6 +68,11 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// A barrier of 64 threads; `id` is 1 ... 15.
+__device__ __forceinline__ void pair_barrier(int id) {
+  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
+}
+
 // Two floats as a pair of 16-bit elements, `low` in the low half; to nearest, ties to even.
 template <class Element>
 __device__ __forceinline__ uint32_t pack(float low, float high);

@@ -36,7 +36,6 @@ struct RowFilter {
   __device__ __forceinline__ bool keep(int row) const {
     return (row < end) & ((row >= begin) | (row < leading));
   }
-  __device__ __forceinline__ bool keeps_all(int rows) const { return begin <= 0 && end >= rows; }
 };
 
 // The tensor that tiles are cut from: one head of one sequence.
@@ -48,49 +47,63 @@ struct TileSource {
   int columns;  // those past it are zeros
 };
 
-// Asynchronous copy of kRows x kColumns by kThreads threads in pieces of 16 bytes: needs
+// The asynchronous copy of kRows x kColumns by kThreads threads in pieces of 16 bytes: needs
 // column_stride 1, and addresses and strides of whole pieces. 4 or 8 lanes take a row's
 // neighbouring pieces, so that a thread's addresses differ by constants and multiples of one
 // stride.
-template <int kRows, int kColumns, int kThreads, class Element>
-__device__ __forceinline__ void load_tile_async(uint32_t to, const TileSource<Element>& from,
-                                                int64_t first_row, RowFilter filter, int thread) {
+template <int kRows, int kColumns, int kThreads>
+struct AsyncCopy {
   using Tile = SharedTile<kColumns>;
-  constexpr int kLanes = kColumns % 64 == 0 ? 8 : 4;
-  constexpr int kRowsAtOnce = kThreads / kLanes;
-  constexpr int kPieces = kColumns / 8 / kLanes;  // of a row, per thread
+  static constexpr int kLanes = kColumns % 64 == 0 ? 8 : 4;
+  static constexpr int kRowsAtOnce = kThreads / kLanes;
+  static constexpr int kPasses = kRows / kRowsAtOnce;
+  static constexpr int kPieces = kColumns / 8 / kLanes;  // of a row, per thread
   static_assert(kRows % kRowsAtOnce == 0, "whole passes");
-  const int row = thread / kLanes;
-  const int column = thread % kLanes * 8;
-  const Element* address = from.base + (first_row + row) * from.row_stride + column;
-  const int64_t step = kRowsAtOnce * from.row_stride;
-  to += static_cast<uint32_t>(row * Tile::kRowBytes + column * 2);
-  if (filter.keeps_all(kRows) && from.columns == kColumns) {
+
+  static __device__ __forceinline__ int row(int thread) { return thread / kLanes; }
+  static __device__ __forceinline__ int column(int thread) { return thread % kLanes * 8; }
+  static __device__ __forceinline__ uint32_t offset(int thread) {
+    return static_cast<uint32_t>(row(thread) * Tile::kRowBytes + column(thread) * 2);
+  }
+
+  // The whole tile; `to` and `from` are this thread's first piece.
+  template <class Element>
+  static __device__ __forceinline__ void whole(uint32_t to, const Element* from,
+                                               int64_t row_stride) {
+    const int64_t step = kRowsAtOnce * row_stride;
 #pragma unroll
-    for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
+    for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         ptx::copy_16_async(
             to + static_cast<uint32_t>(pass * kRowsAtOnce * Tile::kRowBytes + piece * kLanes * 16),
-            address + piece * kLanes * 8, true);
+            from + piece * kLanes * 8, true);
       }
-      address += step;
+      from += step;
     }
-    return;
   }
+
+  // Rows that the filter keeps, and columns that exist; `to` is the tile.
+  template <class Element>
+  static __device__ __forceinline__ void filtered(uint32_t to, const TileSource<Element>& source,
+                                                  int64_t first_row, RowFilter filter, int thread) {
+    const Element* from =
+        source.base + (first_row + row(thread)) * source.row_stride + column(thread);
+    to += offset(thread);
 #pragma unroll 1
-  for (int pass = 0; pass < kRows / kRowsAtOnce; ++pass) {
-    const bool keep = filter.keep(row + pass * kRowsAtOnce);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const bool keep = filter.keep(row(thread) + pass * kRowsAtOnce);
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const bool valid = keep & (column + piece * kLanes * 8 < from.columns);
-      ptx::copy_16_async(to + static_cast<uint32_t>(piece * kLanes * 16),
-                         valid ? address + piece * kLanes * 8 : from.base, valid);
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const bool valid = keep & (column(thread) + piece * kLanes * 8 < source.columns);
+        ptx::copy_16_async(to + static_cast<uint32_t>(piece * kLanes * 16),
+                           valid ? from + piece * kLanes * 8 : source.base, valid);
+      }
+      to += kRowsAtOnce * Tile::kRowBytes;
+      from += kRowsAtOnce * source.row_stride;
     }
-    to += kRowsAtOnce * Tile::kRowBytes;
-    address += step;
   }
-}
+};
 
 // The same for any stride and address, an element at a time.
 template <int kRows, int kColumns, int kThreads, class Element>
