@@ -29,9 +29,6 @@ Toy4 operator-(const Toy4& a, const Toy4& b) {
 Toy4 operator*(const Toy4& a, const Toy4& b) {
   return zip(a, b, [](float x, float y) { return x * y; });
 }
-Toy4 operator+(const Toy4& a, float b) {
-  return map(a, [b](float x) { return x + b; });
-}
 Toy4 operator*(const Toy4& a, float b) {
   return map(a, [b](float x) { return x * b; });
 }

@@ -36,7 +36,7 @@ class Chunk {
         alone_(spec(form)) {
     for (const Operand& operand : operands()) {
       const std::string name = operand.name;
-      if (!alone_.has(name) || operand.is_output(RUNMAX_FORWARD) || whole_offset_free(name)) {
+      if (!alone_.has(name) || operand.is_output(alone_.problem()) || whole_offset_free(name)) {
         continue;
       }
       alone_.fill(name, [&](const int64_t* index) {

@@ -164,7 +164,7 @@ double element(const Case& c, const std::string& name, const int64_t* index) {
 
 void embed(const Case& from, Case& to) {
   for (const Operand& operand : operands()) {
-    if (!from.has(operand.name) || operand.is_output(from.problem().op)) continue;
+    if (!from.has(operand.name) || operand.is_output(from.problem())) continue;
     const runmax_tensor& corner = from.buffer(operand.name).tensor;
     to.fill(operand.name, [&](const int64_t* index) {
       return element(inside(corner, index) ? from : to, operand.name, index);

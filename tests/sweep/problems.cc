@@ -86,7 +86,7 @@ std::string random_problem(uint64_t seed) {
                      " head_dim=" + str(1 + below(40)) + " head_dim_v=" + str(1 + below(40)) +
                      " data_seed=" + str(below(1000));
   const auto maybe = [&](int64_t one_in, const std::vector<std::string>& words) {
-    if (below(one_in) == 0) text += " " + pick(words);
+    if (below(one_in) == 0) (text += " ") += pick(words);
   };
   maybe(2, {"causal"});
   maybe(4, {"align=top_left", "diagonal_offset"});
