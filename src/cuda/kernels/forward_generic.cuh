@@ -29,6 +29,9 @@
 
 namespace runmax::cuda {
 
+#ifndef RUNMAX_GENERIC_BLOCKS
+#define RUNMAX_GENERIC_BLOCKS 2
+#endif
 inline constexpr int kGenericThreads = 256;
 inline constexpr int kGenericKeys = 64;  // of a kv tile
 inline constexpr int kGenericDims = 16;  // of a pass through shared memory
@@ -157,7 +160,11 @@ class GenericForward {
   using Shared = GenericShared<T, kRows, kHalves>;
 
   __device__ __forceinline__ GenericForward(const ForwardParams& params, Shared& shared, T* total)
-      : p(params), sm(shared), total_acc(total), x(threadIdx.x % 16), y(threadIdx.x / 16) {}
+      : p(params),
+        sm(shared),
+        total_acc(total),
+        x(threadIdx.x / 32 % 2 * 8 + threadIdx.x % 8),
+        y(threadIdx.x / 64 * 4 + threadIdx.x % 32 / 8) {}
 
   __device__ __forceinline__ void run_item(int64_t number) {
     __syncthreads();  // the last item is done with shared memory
@@ -775,17 +782,29 @@ class GenericForward {
   T acc[kHalves][kPerThread][4];
 };
 
+// Blocks take items one after another: by `next` (zero before the launch) where there are more
+// items than blocks, so that long and short ones even out.
 template <class Stored, class T, int kPerThread, int kHalves>
-__global__ void __launch_bounds__(kGenericThreads, 2)
-    forward_generic(const __grid_constant__ ForwardParams p, T* totals) {
+__global__ void __launch_bounds__(kGenericThreads, RUNMAX_GENERIC_BLOCKS)
+    forward_generic(const __grid_constant__ ForwardParams p, T* totals, unsigned long long* next) {
   using Kernel = GenericForward<Stored, T, kPerThread, kHalves>;
   extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ int64_t taken;
   constexpr int64_t kTotal = int64_t{Kernel::kRows} * Kernel::kColumns;
   Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(bytes),
                 totals + blockIdx.x * kTotal);
   const int64_t v_blocks = (p.head_dim_v + Kernel::kColumns - 1) / Kernel::kColumns;
   const int64_t items = item_count(p) * v_blocks;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) kernel.run_item(item);
+  for (int64_t item = blockIdx.x; item < items;) {
+    if (next != nullptr) {
+      if (threadIdx.x == 0) taken = static_cast<int64_t>(atomicAdd(next, 1ull));
+      __syncthreads();
+      item = taken;
+      if (item >= items) return;
+    }
+    kernel.run_item(item);
+    if (next == nullptr) item += gridDim.x;
+  }
 }
 
 }  // namespace runmax::cuda
