@@ -10,7 +10,6 @@ namespace runmax::cuda {
 namespace {
 
 constexpr int32_t kKeys = 64;
-constexpr int64_t kBlocksPerMultiprocessor = 2;
 constexpr int64_t kChunk = 4096;
 
 const GenericInstance& instance(const Problem& problem) {
@@ -27,9 +26,8 @@ const GenericInstance& instance(const Problem& problem) {
   }
 }
 
-int64_t resident_blocks(const DeviceInfo& device) {
-  return device.max_threads * kBlocksPerMultiprocessor;
-}
+// One block a multiprocessor: its threads take all the registers.
+int64_t resident_blocks(const DeviceInfo& device) { return device.max_threads; }
 
 // Work items of the grid, at most.
 int64_t max_items(const Problem& problem, const Config& config) {
