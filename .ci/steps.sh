@@ -73,8 +73,8 @@ else
 fi
 # ThreadSanitizer's memory layout does not suit every kernel's address randomisation.
 setarch "$(uname -m)" -R true 2>/dev/null && launcher=(setarch "$(uname -m)" -R)
-if build tsan tests_{unit,consumer}; then
-  tests "tsan" tsan -L '^(unit|consumer)$'
+if build tsan tests_{unit,consumer,tsan}; then
+  tests "tsan" tsan -L '^(unit|consumer|tsan)$'
 else
   failed=$((failed + 1))
 fi

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "reference/number.h"
+#include "reference/operand_data.h"
 #include "reference/rows.h"
 #include "reference/softmax.h"
 
@@ -12,41 +13,6 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-// What an implementation computes in, as far as the gates care.
-struct Arithmetic {
-  double roundoff;
-  double range;         // scores below it in magnitude are within the contract
-  double output_range;  // sums of |v| below it, too
-  double tiny_weight;   // weights below it may vanish ...
-  double tiny;          // ... and so may products below this
-};
-Arithmetic arithmetic_of(runmax_dtype dtype) {
-  if (dtype == RUNMAX_F64) return {0x1p-53, 0x1p1022, 0x1p1023, 0x1p-1022, 0x1p-1074};
-  return {0x1p-24, 0x1p126, 0x1p127, 0x1p-126, 0x1p-149};
-}
-
-// k or v of one head: [tokens, dim].
-template <class Real>
-struct Head {
-  std::vector<Real> data;
-  std::vector<unsigned char> finite;  // per token
-
-  Head(const Definition& d, const runmax_tensor& tensor, const void* from, const Sequence& sequence,
-       int64_t head, int64_t dim) {
-    const int64_t stride = tensor.stride[tensor.rank - 1];
-    data.reserve(static_cast<size_t>(sequence.kv_len * dim));
-    for (int64_t token = 0; token < sequence.kv_len; ++token) {
-      const int64_t at = d.offset(tensor, sequence, sequence.kv_start, head, token);
-      bool all_finite = true;
-      for (int64_t c = 0; c < dim; ++c) {
-        data.push_back(load(tensor.dtype, from, at + c * stride));
-        all_finite = all_finite && std::isfinite(data.back());
-      }
-      finite.push_back(all_finite);
-    }
-  }
-};
 
 // sum_j w_j v_j and what its gate needs, element by element.
 template <class Real>
@@ -161,12 +127,7 @@ class ForwardPass {
     const auto index = static_cast<size_t>(d_.lse_index(row.sequence, row.head, row.i));
     const auto out_row = static_cast<size_t>(d_.out_row(row.sequence, row.head, row.i));
     const auto head_dim_v = static_cast<size_t>(d_.head_dim_v);
-    const runmax_tensor& q_tensor = d_.problem.q;
-    const int64_t q_at = d_.offset(q_tensor, row.sequence, row.sequence.q_start, row.head, row.i);
-    std::vector<Real> q;
-    for (int64_t c = 0; c < d_.head_dim; ++c) {
-      q.push_back(load(q_tensor.dtype, d_.args.q, q_at + c * q_tensor.stride[q_tensor.rank - 1]));
-    }
+    const std::vector<Real> q = query_row<Real>(row, d_.problem.q, d_.args.q, d_.head_dim);
 
     Softmax<Real> softmax;
     softmax.compute(row, q, k.data, arithmetic_.roundoff, arithmetic_.range);

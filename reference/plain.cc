@@ -9,14 +9,13 @@
 
 #include "reference/number.h"
 #include "reference/plain_product.h"
+#include "reference/plain_softmax.h"
 #include "reference/rows.h"
 
 namespace runmax::reference {
 namespace {
 
 constexpr int64_t kChunk = 48;  // rows that a thread takes at a time
-
-bool present(const runmax_tensor& tensor) { return tensor.dtype != RUNMAX_DTYPE_NONE; }
 
 // Element counts of the buffers: those of the longest sequences.
 struct Sizes {
@@ -36,14 +35,6 @@ struct Sizes {
     total = q + k + v + scores + out;
   }
 };
-
-// A score is more than scale * q.k, or some keys may be invisible.
-bool needs_policy(const runmax_problem& p) {
-  return p.softcap != 0 || p.dropout != 0 || (p.flags & RUNMAX_CAUSAL) != 0 ||
-         (p.present & (RUNMAX_PRESENT_WINDOW_LEFT | RUNMAX_PRESENT_WINDOW_RIGHT)) != 0 ||
-         present(p.bias) || present(p.mask) || present(p.alibi_slopes) || present(p.sink) ||
-         present(p.segment_ids_q) || present(p.block_index);
-}
 
 template <class Real>
 class Plain {
@@ -161,59 +152,17 @@ class Plain {
     }
   }
 
-  // Turns the dot products of a row into probabilities, in place, and writes its lse.
+  // Turns the dot products of a row into the weights of v, in place, and writes its lse.
   void softmax(const Row& row, Real* x) const {
-    constexpr Real kInf = std::numeric_limits<Real>::infinity();
-    constexpr Real kNaN = std::numeric_limits<Real>::quiet_NaN();
+    const PlainRow<Real> result = plain_softmax(row, x);
     const int64_t kv_len = row.sequence.kv_len;
-    const Real scale = static_cast<Real>(d_.scale);
-    const bool policy = needs_policy(d_.problem);
-    for (int64_t key = 0; key < kv_len; ++key) x[key] *= scale;
-    int64_t visible = kv_len;
-    if (policy) visible = apply_policy(row, x);
-    const Real sink = row.has_sink() ? static_cast<Real>(row.sink()) : -kInf;
-    if (visible == 0) {
-      std::fill_n(x, kv_len, Real(0));
-      return write_lse(row, sink, 0);
-    }
-
-    Real max = -kInf;
-    bool is_nan = std::isnan(sink) || sink == kInf;
-    for (int64_t key = 0; key < kv_len; ++key) {
-      is_nan |= x[key] != x[key];
-      max = x[key] > max ? x[key] : max;
-    }
-    if (is_nan || std::isinf(max)) {
-      std::fill_n(x, kv_len, kNaN);
-      return write_lse(row, kNaN, 0);
-    }
-    max = std::max(max, sink);
-    const Real sum = exp_and_sum(x, kv_len, max) + std::exp(sink - max);
-    for (int64_t key = 0; key < kv_len; ++key) x[key] /= sum;
-    if (d_.problem.dropout != 0) {
+    if (d_.problem.dropout != 0 && result.visible > 0) {
       for (int64_t key = 0; key < kv_len; ++key) {
         x[key] *= static_cast<Real>(row.dropout_factor(key));
       }
     }
     round_weights(x, kv_len, d_.problem.q.dtype);
-    write_lse(row, max, std::log(static_cast<double>(sum)));
-  }
-
-  // Returns how many keys are visible; the others get -inf.
-  int64_t apply_policy(const Row& row, Real* x) const {
-    const Real cap = static_cast<Real>(d_.problem.softcap);
-    int64_t visible = 0;
-    for (int64_t key = 0; key < row.sequence.kv_len; ++key) {
-      if (!row.sees(key)) {
-        x[key] = -std::numeric_limits<Real>::infinity();
-        continue;
-      }
-      ++visible;
-      if (cap != 0) x[key] = cap * std::tanh(x[key] / cap);
-      x[key] += static_cast<Real>(row.bias(key));
-      x[key] += static_cast<Real>(row.alibi(key));
-    }
-    return visible;
+    write_lse(row, result.max, result.log_sum);
   }
 
   void add_not_finite(const Row& row, int64_t kv_head, const Real* probs, Real* out) const {

@@ -182,12 +182,14 @@ void round_weights(float* x, int64_t size, runmax_dtype type) {
     const auto bits = std::bit_cast<uint32_t>(x[n]);
     const uint32_t rounded = (bits + half + (bits >> dropped & 1)) & keep;
     // F16's subnormal numbers are the multiples of 2^-24, as are F32's between 1/2 and 1.
-    const float subnormal = (x[n] + 0.5f) - 0.5f;
-    x[n] = x[n] < normal ? subnormal : std::bit_cast<float>(rounded);
+    const float size = std::fabs(x[n]);
+    const float subnormal = std::copysign((size + 0.5f) - 0.5f, x[n]);
+    x[n] = size < normal ? subnormal : std::bit_cast<float>(rounded);
   }
-  if (type == RUNMAX_F16) {  // dropout may have lifted a weight past the largest number
+  if (type == RUNMAX_F16) {  // dropout or an upstream gradient may lift it past the largest number
+    constexpr float kInf = std::numeric_limits<float>::infinity();
     for (int64_t n = 0; n < size; ++n) {
-      if (x[n] > 65504) x[n] = std::numeric_limits<float>::infinity();
+      if (std::fabs(x[n]) > 65504) x[n] = std::copysign(kInf, x[n]);
     }
   }
 }

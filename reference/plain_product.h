@@ -28,7 +28,7 @@ void product(const double* a, int64_t a_stride, const double* panels, double* c,
 float exp_and_sum(float* x, int64_t size, float max);
 double exp_and_sum(double* x, int64_t size, double max);
 
-// Rounds weights (0 or more) to BF16 or F16; other types are left as they are.
+// Rounds weights to BF16 or F16; other types are left as they are.
 void round_weights(float* x, int64_t size, runmax_dtype type);
 inline void round_weights(double*, int64_t, runmax_dtype) {}
 

@@ -85,15 +85,22 @@ int64_t Definition::offset(const runmax_tensor& tensor, const Sequence& sequence
              : sequence.batch * tensor.stride[0] + head * tensor.stride[1] + i * tensor.stride[2];
 }
 
+int64_t Definition::kv_row(const Sequence& sequence, int64_t head, int64_t key) const {
+  return packed ? (sequence.kv_start + key) * kv_heads + head
+                : (sequence.batch * kv_heads + head) * problem.k.shape[2] + key;
+}
+
+int64_t Definition::slope_number(const Sequence& sequence, int64_t head) const {
+  return problem.alibi_slopes.rank == 1 ? head : sequence.batch * q_heads + head;
+}
+
 Row::Row(const Definition& definition, const Sequence& sequence, int64_t head, int64_t i)
     : definition(definition), sequence(sequence), head(head), i(i) {
   const runmax_problem& problem = definition.problem;
   if (present(problem.alibi_slopes)) {
     const runmax_tensor& slopes = problem.alibi_slopes;
-    const int64_t at = slopes.rank == 1
-                           ? head * slopes.stride[0]
-                           : sequence.batch * slopes.stride[0] + head * slopes.stride[1];
-    slope_ = load(slopes.dtype, definition.args.alibi_slopes, at);
+    slope_ = load(slopes.dtype, definition.args.alibi_slopes,
+                  element_offset(slopes, definition.slope_number(sequence, head)));
   }
   if (present(problem.block_index)) {
     const runmax_tensor& blocks = problem.block_index;
@@ -154,9 +161,11 @@ double Row::bias(int64_t key) const {
   return broadcast_element(bias, definition.args.bias, sequence.batch, head, i, key);
 }
 
+int64_t Row::distance(int64_t key) const { return std::llabs(i + sequence.diagonal - key); }
+
 long double Row::alibi(int64_t key) const {
   if (!present(definition.problem.alibi_slopes)) return 0;
-  return -static_cast<long double>(slope_) * std::llabs(i + sequence.diagonal - key);
+  return -static_cast<long double>(slope_) * static_cast<long double>(distance(key));
 }
 
 double Row::sink() const {
@@ -179,14 +188,21 @@ double Row::dropout_factor(int64_t key) const {
   return word[static_cast<size_t>(key % 4)] >= threshold ? 1 / (1 - p) : 0;
 }
 
+int64_t broadcast_number(const runmax_tensor& tensor, int64_t batch, int64_t head, int64_t i,
+                         int64_t key) {
+  const int64_t index[4] = {batch, head, i, key};
+  int64_t number = 0;
+  for (int d = 0; d < tensor.rank; ++d) {
+    const int64_t at = tensor.shape[d] == 1 ? 0 : index[4 - tensor.rank + d];
+    number = number * tensor.shape[d] + at;
+  }
+  return number;
+}
+
 double broadcast_element(const runmax_tensor& tensor, const void* data, int64_t batch, int64_t head,
                          int64_t i, int64_t key) {
-  const int64_t index[4] = {batch, head, i, key};
-  int64_t offset = 0;
-  for (int d = 0; d < tensor.rank; ++d) {
-    if (tensor.shape[d] != 1) offset += index[4 - tensor.rank + d] * tensor.stride[d];
-  }
-  return load(tensor.dtype, data, offset);
+  return load(tensor.dtype, data,
+              element_offset(tensor, broadcast_number(tensor, batch, head, i, key)));
 }
 
 void parallel(int64_t count, double work, int threads, const std::function<void(int64_t)>& body) {

@@ -44,6 +44,10 @@ class Definition {
   // Element of q, k, v or out: token `i` of a sequence. Offsets go through the strides.
   int64_t offset(const runmax_tensor& tensor, const Sequence& sequence, int64_t start, int64_t head,
                  int64_t i) const;
+  // Number of the row in d_k and d_v: their elements are [kv_row, dim].
+  int64_t kv_row(const Sequence& sequence, int64_t head, int64_t key) const;
+  // Number of a head's element of alibi_slopes.
+  int64_t slope_number(const Sequence& sequence, int64_t head) const;
 };
 
 // One query row.
@@ -58,6 +62,7 @@ class Row {
 
   bool sees(int64_t key) const;
   double bias(int64_t key) const;        // 0 when absent
+  int64_t distance(int64_t key) const;   // from the diagonal
   long double alibi(int64_t key) const;  // what is added: -slope * distance
   bool has_sink() const { return definition.problem.sink.dtype != RUNMAX_DTYPE_NONE; }
   double sink() const;
@@ -72,6 +77,10 @@ class Row {
 // An element of a tensor that broadcasts to [batch, q_heads, q_len, kv_len].
 double broadcast_element(const runmax_tensor& tensor, const void* data, int64_t batch, int64_t head,
                          int64_t i, int64_t key);
+
+// The row-major number of that element.
+int64_t broadcast_number(const runmax_tensor& tensor, int64_t batch, int64_t head, int64_t i,
+                         int64_t key);
 
 // Calls body(index) for every index below `count` from several threads. `work` is a rough number of
 // operations of all calls: little of it runs on the caller alone. threads 0 = the machine's.

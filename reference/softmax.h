@@ -50,14 +50,23 @@ Dot<Real> dot_product(const Real* a, const Real* b, size_t size) {
           (sum_abs[0] + sum_abs[1]) + (sum_abs[2] + sum_abs[3])};
 }
 
+// The derivative of tanh.
+template <class Real>
+Real cap_slope(Real x) {
+  const Real cosh = std::cosh(x);
+  return 1 / (cosh * cosh);
+}
+
 template <class Real>
 struct Softmax {
-  std::vector<int64_t> keys;   // the visible ones, ascending
-  std::vector<Real> score;     // of each
-  std::vector<double> error;   // of each: E_ij, in units of `roundoff`
-  std::vector<Real> prob;      // of each; the sink has the rest
-  std::vector<double> excess;  // of each: p_ij (exp(roundoff E_ij) - 1)
-  double total_excess = 0;     // their sum, the sink's included
+  std::vector<int64_t> keys;        // the visible ones, ascending
+  std::vector<Real> score;          // of each
+  std::vector<double> error;        // of each: E_ij, in units of `roundoff`
+  std::vector<Real> slope;          // of each, with a softcap: the derivative of the cap ...
+  std::vector<double> slope_error;  // ... and how far off it may be
+  std::vector<Real> prob;           // of each; the sink has the rest
+  std::vector<double> excess;       // of each: p_ij (exp(roundoff E_ij) - 1)
+  double total_excess = 0;          // their sum, the sink's included
   double sink_excess = 0;
   double lse_error = 0;  // how far such score errors can raise lse
   Real max = 0;          // over scores and sink
@@ -78,11 +87,14 @@ template <class Real>
 void Softmax<Real>::compute_scores(const Row& row, const std::vector<Real>& q,
                                    const std::vector<Real>& k, double roundoff, double range) {
   const Definition& d = row.definition;
+  const runmax_problem& problem = d.problem;
   const auto head_dim = static_cast<size_t>(d.head_dim);
-  const Real scale = d.scale, cap = d.problem.softcap;
+  const Real scale = d.scale, cap = problem.softcap;
   keys.clear();
   score.clear();
   error.clear();
+  slope.clear();
+  slope_error.clear();
   beyond = false;
   for (int64_t key = 0; key < row.sequence.kv_len; ++key) {
     if (!row.sees(key)) continue;
@@ -93,11 +105,16 @@ void Softmax<Real>::compute_scores(const Row& row, const std::vector<Real>& q,
     if (std::isfinite(magnitude) && magnitude >= range) beyond = true;
     double e = std::isfinite(magnitude) ? static_cast<double>(d.head_dim + 8) * magnitude : 0;
     if (cap != 0) {
-      // The slope of the cap where it is steepest within the score's error.
-      const double nearest = std::max(0.0, static_cast<double>(std::fabs(s)) - roundoff * e);
-      const double slope = 1 / std::pow(std::cosh(nearest / static_cast<double>(cap)), 2);
+      // The slope of the cap where it is steepest within the score's error, and where it is least.
+      const double size = static_cast<double>(std::fabs(s));
+      const double steepest =
+          cap_slope<double>(std::max(0.0, size - roundoff * e) / problem.softcap);
+      const double least = cap_slope<double>((size + roundoff * e) / problem.softcap);
+      slope.push_back(cap_slope<Real>(s / cap));
+      const auto middle = static_cast<double>(slope.back());
+      slope_error.push_back(std::max(steepest - middle, middle - least) + 24 * roundoff);
       s = cap * std::tanh(s / cap);
-      e = e * slope + 12 * std::fabs(static_cast<double>(s));
+      e = e * steepest + 12 * std::fabs(static_cast<double>(s));
     }
     const Real bias = row.bias(key), alibi = static_cast<Real>(row.alibi(key));
     keys.push_back(key);

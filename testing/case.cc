@@ -165,11 +165,15 @@ int64_t element_total(const runmax_tensor& tensor) {
 
 }  // namespace
 
-bool Operand::is_output(int32_t op) const {
+bool Operand::is_output(const runmax_problem& problem) const {
   const std::string_view n = name;
-  if (n == "out" || n == "lse" || n == "lse_lo") return op != RUNMAX_BACKWARD;
-  return n == "d_q" || n == "d_k" || n == "d_v" || n == "d_bias" || n == "d_sink" ||
-         n == "d_alibi_slopes" || n == "d_partial_out" || n == "d_partial_lse";
+  if (n == "out" || n == "lse" || n == "lse_lo") return !asks_for_gradients(problem);
+  return n.starts_with("d_") && n != "d_out" && n != "d_lse";
+}
+
+bool asks_for_gradients(const runmax_problem& problem) {
+  return problem.op == RUNMAX_BACKWARD || problem.d_out.dtype != RUNMAX_DTYPE_NONE ||
+         problem.d_lse.dtype != RUNMAX_DTYPE_NONE;
 }
 
 const std::vector<Operand>& operands() {
@@ -221,10 +225,41 @@ const std::vector<Operand>& operands() {
 
 // ---------------------------------------------------------------------------------- description
 
+namespace {
+
+// Laid out like what they are gradients of, but for views and shared storage, which outputs may
+// not have.
+void add_gradients(const ProblemSpec& spec, runmax_problem& p) {
+  if (spec.upstream != "d_lse") p.d_out = p.out;
+  if (spec.upstream != "d_out") p.d_lse = p.lse;
+  const auto wanted = [&](std::string_view name) {
+    const std::string list = "," + spec.gradients + ",";
+    return spec.gradients.empty() || list.find("," + std::string(name) + ",") != std::string::npos;
+  };
+  const auto add = [&](const char* name, runmax_tensor& gradient, const runmax_tensor& input) {
+    if (input.dtype == RUNMAX_DTYPE_NONE || !wanted(name)) return;
+    gradient = input;
+    const bool view = spec.layout == "broadcast" || (spec.v_in_k && &input == &p.v);
+    if (!view) return;
+    gradient = lay_out(input.dtype, std::vector<int64_t>(input.shape, input.shape + input.rank),
+                       spec.layout == "broadcast" ? "bhsd" : spec.layout, input.min_alignment);
+  };
+  add("d_q", p.d_q, p.q);
+  add("d_k", p.d_k, p.k);
+  add("d_v", p.d_v, p.v);
+  add("d_bias", p.d_bias, p.bias);
+  add("d_sink", p.d_sink, p.sink);
+  add("d_alibi_slopes", p.d_alibi_slopes, p.alibi_slopes);
+  add("d_partial_out", p.d_partial_out, p.partial_out);
+  add("d_partial_lse", p.d_partial_lse, p.partial_lse);
+}
+
+}  // namespace
+
 runmax_problem make_problem(const ProblemSpec& spec) {
   runmax_problem p{};
   p.struct_size = sizeof p;
-  p.op = static_cast<int32_t>(spec.direction);
+  p.op = spec.direction == kMergeBackward ? RUNMAX_MERGE : static_cast<int32_t>(spec.direction);
   if (spec.causal) p.flags |= RUNMAX_CAUSAL;
   if (spec.deterministic) p.flags |= RUNMAX_DETERMINISTIC;
   if (spec.batch_invariant) p.flags |= RUNMAX_BATCH_INVARIANT;
@@ -281,12 +316,13 @@ runmax_problem make_problem(const ProblemSpec& spec) {
   if (!spec.no_lse) p.lse = side(stat_dtype, lse_shape);
   if (spec.lse_lo) p.lse_lo = side(stat_dtype, lse_shape);
 
-  if (spec.direction == RUNMAX_MERGE) {
+  if (p.op == RUNMAX_MERGE) {
     std::vector<int64_t> out_shape = q_shape(spec.head_dim_v);
     out_shape.insert(out_shape.begin(), spec.partials);
     lse_shape.insert(lse_shape.begin(), spec.partials);
     p.partial_out = main(out_dtype, out_shape);
     p.partial_lse = side(stat_dtype, lse_shape);
+    if (spec.is_backward()) add_gradients(spec, p);
     return p;
   }
 
@@ -349,16 +385,7 @@ runmax_problem make_problem(const ProblemSpec& spec) {
     }
   }
 
-  if (spec.direction == RUNMAX_BACKWARD) {
-    p.d_out = p.out;
-    if (!spec.no_lse) p.d_lse = p.lse;
-    p.d_q = main(dtype, q_shape(spec.head_dim));
-    p.d_k = main(dtype, kv_shape(spec.head_dim));
-    p.d_v = main(dtype, kv_shape(spec.head_dim_v));
-    if (!spec.bias.empty()) p.d_bias = p.bias;
-    if (spec.sink) p.d_sink = p.sink;
-    if (!spec.alibi.empty()) p.d_alibi_slopes = p.alibi_slopes;
-  }
+  if (spec.is_backward()) add_gradients(spec, p);
   return p;
 }
 
@@ -382,7 +409,7 @@ void Case::allocate() {
     if (tensor.dtype == RUNMAX_DTYPE_NONE) continue;
     Buffer buffer;
     buffer.tensor = tensor;
-    buffer.output = operand.is_output(problem_.op);
+    buffer.output = operand.is_output(problem_);
     if (spec_.v_in_k && std::string_view(operand.name) == "v") {
       buffer = buffers_.at("k");
       buffer.tensor = tensor;
@@ -500,8 +527,25 @@ void Case::fill_data() {
     fill(name, [&](const int64_t*) { return factor * random_normal(stream, counter++); });
   };
   normal("sink", 2);
-  normal("d_out", 1);
   normal("d_lse", 1);
+  if (has("d_out")) {
+    const uint64_t stream = seed ^ stream_of("d_out");
+    const runmax_tensor& t = buffer("d_out").tensor;
+    uint64_t counter = 0;
+    fill("d_out", [&](const int64_t* i) -> double {
+      const uint64_t n = counter++;
+      if (kind == "ones") return 1;
+      if (kind == "counting") return counting(t, i) / 16;
+      const double x = random_normal(stream, n);
+      if (kind == "nonfinite" && random_word(stream + 1, n) % 512 == 0)
+        return n % 2 ? kInf : std::nan("");
+      if (kind != "hostile") return x;
+      // Rows of nothing, rows of much, single large elements.
+      const uint64_t row = random_word(stream + 1, row_of(t, i)) % 16;
+      const uint64_t special = random_word(stream + 2, n) % 16;
+      return row == 0 ? 0 : (row == 1 ? 50 : 1) * (special == 0 ? 20 : 1) * x;
+    });
+  }
   normal("partial_out", 1);
   if (has("bias")) {
     const uint64_t stream = seed ^ stream_of("bias");
@@ -705,7 +749,10 @@ void Case::poison_unused() {
   poison_tokens("q", true);
   poison_tokens("k", false);
   poison_tokens("v", false);
-  poison_tokens("d_out", true);
+  if (has("q")) {
+    poison_tokens("d_out", true);
+    poison_d_lse();
+  }
   if (has("partial_out")) {
     // A part without a visible key: its out counts for nothing, whatever it holds.
     Buffer& out = mutable_buffer("partial_out");
@@ -735,12 +782,27 @@ void Case::poison_unused() {
   }
 }
 
+// d_lse of rows of no sequence.
+void Case::poison_d_lse() {
+  if (!has("d_lse")) return;
+  Buffer& d_lse = mutable_buffer("d_lse");
+  for_each_element(d_lse.tensor, [&](const int64_t* i, int64_t offset) {
+    bool used = !spec_.packed && i[2] < q_used(i[0]);
+    for (int64_t b = 0; spec_.packed && b < spec_.batch; ++b) {
+      used = used || (i[1] >= q_start(b) && i[1] < q_start(b) + q_used(b));
+    }
+    if (!used) store_poison(spec_.poison, d_lse.tensor.dtype, d_lse.pointer(), offset);
+  });
+}
+
 void Case::poison_hidden() {
   if (!has("q") || spec_.q_heads == 0 || spec_.kv_heads == 0) return;
   const int64_t group = spec_.q_heads / spec_.kv_heads;
   // By element offset: some row sees the pair that reads it.
   std::map<std::string, std::vector<bool>> live;
-  for (const char* name : {"q", "k", "v", "bias"}) {
+  for (const char* name : {"q", "k", "v", "bias", "d_out", "d_lse"}) {
+    // The d_lse of a row without keys is the sink's, if there is one.
+    if (name == std::string_view("d_lse") && has("sink")) continue;
     if (has(name)) live[name].assign(static_cast<size_t>(buffer(name).storage_bytes), false);
   }
   const auto slot = [&](const char* name, std::initializer_list<int64_t> index) {
@@ -761,10 +823,14 @@ void Case::poison_hidden() {
           if (!sees(b, h, i, j, true)) continue;
           if (spec_.packed) {
             live["q"][slot("q", {q0 + i, h, 0})] = true;
+            if (has("d_out")) live["d_out"][slot("d_out", {q0 + i, h, 0})] = true;
+            if (live.count("d_lse")) live["d_lse"][slot("d_lse", {h, q0 + i})] = true;
             live["k"][slot("k", {k0 + j, head, 0})] = true;
             live["v"][slot("v", {k0 + j, head, 0})] = true;
           } else {
             live["q"][slot("q", {b, h, i, 0})] = true;
+            if (has("d_out")) live["d_out"][slot("d_out", {b, h, i, 0})] = true;
+            if (live.count("d_lse")) live["d_lse"][slot("d_lse", {b, h, i})] = true;
             live["k"][slot("k", {b, head, j, 0})] = true;
             live["v"][slot("v", {b, head, j, 0})] = true;
           }
@@ -776,7 +842,8 @@ void Case::poison_hidden() {
     const std::string& name = entry.first;
     const auto& seen = entry.second;
     Buffer& b = mutable_buffer(name);
-    const int64_t channel = name == "bias" ? 0 : b.tensor.stride[b.tensor.rank - 1];
+    const bool has_channels = name != "bias" && name != "d_lse";
+    const int64_t channel = !has_channels ? 0 : b.tensor.stride[b.tensor.rank - 1];
     const int64_t size = size_of(b.tensor.dtype);
     for_each_element(b.tensor, [&](const int64_t* i, int64_t offset) {
       const int64_t row = offset - i[b.tensor.rank - 1] * channel;
@@ -1049,7 +1116,7 @@ void Placement::place(const Operand& operand, const runmax_problem& problem, std
       memory_.copy_in(to - shift + offset, host + offset, static_cast<size_t>(bytes));
     });
   }
-  extents_.push_back({&tensor, operand.is_output(problem.op), host, to - begin});
+  extents_.push_back({&tensor, operand.is_output(problem), host, to - begin});
   operand.bind(args_, to - begin);
 }
 

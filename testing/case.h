@@ -28,9 +28,11 @@ struct Operand {
   const char* name;
   runmax_tensor runmax_problem::*tensor;
   void (*bind)(runmax_args& args, void* pointer);
-  bool is_output(int32_t op) const;
+  bool is_output(const runmax_problem& problem) const;
 };
 const std::vector<Operand>& operands();
+// Backward, or the gradients of a merge: out and lse are inputs then.
+bool asks_for_gradients(const runmax_problem& problem);
 
 // Where the tensors lie while a kernel runs. Fails by std::bad_alloc or std::runtime_error.
 class Memory {
@@ -93,7 +95,8 @@ class Case {
   // All elements in row-major order.
   std::vector<double> values(std::string_view name) const;
 
-  // What no row sees becomes poison: keys and values, bias entries, and the q of empty rows.
+  // What no row sees becomes poison: keys and values, bias entries, and q, d_out and (without a
+  // sink) d_lse of empty rows.
   // Call after the last change to lengths, masks and bias. O(pairs).
   void poison_hidden();
   // The visibility rule of docs/numerics.md, from this case's data.
@@ -122,6 +125,7 @@ class Case {
   void allocate();
   void fill_data();
   void poison_unused();
+  void poison_d_lse();
   bool sees(int64_t b, int64_t h, int64_t i, int64_t j, bool with_bias) const;
   int64_t per_sequence(const char* name, int64_t b, int64_t absent) const;
   Buffer& mutable_buffer(std::string_view name) { return buffers_.at(std::string(name)); }

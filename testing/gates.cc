@@ -5,23 +5,23 @@
 #include <cstdio>
 #include <limits>
 
+#include "reference/gate_constants.h"
 #include "reference/number.h"
+#include "reference/operand_data.h"
 
 namespace runmax::testing {
 namespace {
 
 using reference::accumulator_type;
 using reference::Forward;
+using reference::kLseRounding;
+using reference::kLseSum;
+using reference::kProbRounding;
+using reference::kRounding;
+using reference::kScore;
+using reference::kSum;
+using reference::rounding;
 using reference::unit_roundoff;
-
-// The constants of docs/numerics.md, section "The error gates". They were derived there before any
-// kernel was measured; they do not depend on lengths.
-constexpr double kOutRounding = 1.25;   // c1: one rounding of out
-constexpr double kProbRounding = 1.25;  // c2: one rounding of each probability to 16 bits
-constexpr double kScore = 1;            // c3: E_ij is a bound already
-constexpr double kOutSum = 64;          // c4: the sums over keys, numerator and denominator
-constexpr double kLseSum = 32;          // c4 of lse: the denominator and its logarithm
-constexpr double kLseRounding = 4;      // c1 of lse: conversion between logarithms, and a rounding
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
@@ -33,11 +33,6 @@ runmax_dtype input_type(const runmax_problem& problem) {
 double accumulator_roundoff(const runmax_problem& problem) {
   return unit_roundoff(problem.op == RUNMAX_MERGE ? problem.partial_lse.dtype
                                                   : accumulator_type(problem.q.dtype));
-}
-
-// Half the spacing of the type's numbers round a value, at most.
-double rounding(runmax_dtype dtype, double value) {
-  return std::max(unit_roundoff(dtype) * std::fabs(value), reference::format(dtype).tiny / 2);
 }
 
 // Which row (element of lse) an element of out belongs to.
@@ -91,6 +86,13 @@ class Comparer {
     note(element, actual, expected, gate, std::isnan(ratio) ? kInf : ratio);
   }
 
+  // Gradients that are not finite may be inf or nan, whichever the order of operations makes.
+  void check_gradient(int64_t element, double actual, double expected, double gate, bool loose) {
+    if (std::isfinite(expected)) return check(element, actual, expected, gate, loose);
+    ++result_.compared;
+    note(element, actual, expected, 0, std::isfinite(actual) ? kInf : 0);
+  }
+
   // Holds one element to an exact value; 0 has to be +0.
   void check_exact(int64_t element, double actual, double expected) {
     ++result_.compared;
@@ -132,6 +134,26 @@ double element(const runmax_tensor& tensor, const void* data, int64_t number) {
   return reference::load(tensor.dtype, data, reference::element_offset(tensor, number));
 }
 
+struct GradientPlace {
+  const char* name;
+  runmax_tensor runmax_problem::*tensor;
+  void* runmax_args::*pointer;
+  reference::Gradient reference::Backward::*expected;
+};
+constexpr GradientPlace kGradients[] = {
+    {"d_q", &runmax_problem::d_q, &runmax_args::d_q, &reference::Backward::d_q},
+    {"d_k", &runmax_problem::d_k, &runmax_args::d_k, &reference::Backward::d_k},
+    {"d_v", &runmax_problem::d_v, &runmax_args::d_v, &reference::Backward::d_v},
+    {"d_bias", &runmax_problem::d_bias, &runmax_args::d_bias, &reference::Backward::d_bias},
+    {"d_sink", &runmax_problem::d_sink, &runmax_args::d_sink, &reference::Backward::d_sink},
+    {"d_alibi_slopes", &runmax_problem::d_alibi_slopes, &runmax_args::d_alibi_slopes,
+     &reference::Backward::d_alibi_slopes},
+    {"d_partial_out", &runmax_problem::d_partial_out, &runmax_args::d_partial_out,
+     &reference::Backward::d_partial_out},
+    {"d_partial_lse", &runmax_problem::d_partial_lse, &runmax_args::d_partial_lse,
+     &reference::Backward::d_partial_lse},
+};
+
 }  // namespace
 
 double out_gate(const runmax_problem& problem, const Forward& expected, int64_t element) {
@@ -140,9 +162,8 @@ double out_gate(const runmax_problem& problem, const Forward& expected, int64_t 
   const bool narrow = type == RUNMAX_BF16 || type == RUNMAX_F16;
   const bool rounds_probs = narrow && problem.op != RUNMAX_MERGE;
   const double accumulate = accumulator_roundoff(problem);
-  const double terms =
-      (rounds_probs ? kProbRounding * unit_roundoff(type) : 0) + kOutSum * accumulate;
-  return kOutRounding * rounding(problem.out.dtype, expected.out[at]) +
+  const double terms = (rounds_probs ? kProbRounding * unit_roundoff(type) : 0) + kSum * accumulate;
+  return kRounding * rounding(problem.out.dtype, expected.out[at]) +
          terms * expected.out_terms[at] + kScore * accumulate * expected.out_score[at];
 }
 
@@ -228,6 +249,58 @@ Comparison compare_all(const runmax_problem& problem, const runmax_args& args,
     include(compare_lse(problem, args, expected));
     if (problem.lse_lo.dtype != RUNMAX_DTYPE_NONE) include(compare_lse_lo(problem, args, expected));
   }
+  return worst;
+}
+
+double gradient_gate(runmax_dtype dtype, const reference::Gradient& expected, int64_t element) {
+  const auto at = static_cast<size_t>(element);
+  return kRounding * rounding(dtype, expected.value[at]) + expected.error[at];
+}
+
+Comparison compare_gradient(const char* name, const runmax_problem& problem,
+                            const runmax_args& args, const reference::Backward& expected) {
+  using reference::Reach;
+  const auto place = std::find_if(std::begin(kGradients), std::end(kGradients),
+                                  [&](const auto& g) { return std::string(g.name) == name; });
+  const runmax_tensor& tensor = problem.*place->tensor;
+  const reference::Gradient& gradient = expected.*place->expected;
+  Comparer comparer(place->name, tensor);
+  for (size_t at = 0; at < gradient.value.size(); ++at) {
+    const Reach reach = gradient.reach[at];
+    const bool keep_unused = (problem.flags & RUNMAX_KEEP_UNUSED) != 0;
+    if (reach == Reach::kSkipped || (reach == Reach::kUnused && keep_unused)) continue;
+    const auto number = static_cast<int64_t>(at);
+    const double actual = element(tensor, args.*place->pointer, number);
+    if (reach == Reach::kUnused || reach == Reach::kNothing) {
+      comparer.check_exact(number, actual, 0);
+    } else {
+      comparer.check_gradient(number, actual, gradient.value[at],
+                              gradient_gate(tensor.dtype, gradient, number),
+                              reach == Reach::kBeyond);
+    }
+  }
+  return comparer.result();
+}
+
+std::vector<const char*> gradients_of(const runmax_problem& problem) {
+  std::vector<const char*> names;
+  for (const GradientPlace& place : kGradients) {
+    if ((problem.*place.tensor).dtype != RUNMAX_DTYPE_NONE) names.push_back(place.name);
+  }
+  return names;
+}
+
+Comparison compare_gradients(const runmax_problem& problem, const runmax_args& args,
+                             const reference::Backward& expected) {
+  Comparison worst;
+  int64_t compared = 0;
+  for (const char* name : gradients_of(problem)) {
+    Comparison next = compare_gradient(name, problem, args, expected);
+    compared += next.compared;
+    if (worst.passed && (!next.passed || next.max_ratio >= worst.max_ratio))
+      worst = std::move(next);
+  }
+  worst.compared = compared;
   return worst;
 }
 

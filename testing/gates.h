@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "reference/backward.h"
 #include "reference/oracle.h"
 #include "runmax/runmax.h"
 
@@ -38,10 +40,20 @@ Comparison compare_lse_lo(const runmax_problem& problem, const runmax_args& args
 Comparison compare_all(const runmax_problem& problem, const runmax_args& args,
                        const reference::Forward& expected);
 
+// A gradient by its name ("d_q"), held to its gate: elements that no visible pair reaches are +0.
+Comparison compare_gradient(const char* name, const runmax_problem& problem,
+                            const runmax_args& args, const reference::Backward& expected);
+// The names of the gradients that a problem asks for.
+std::vector<const char*> gradients_of(const runmax_problem& problem);
+// All of them: the first failure, else the one with the largest ratio.
+Comparison compare_gradients(const runmax_problem& problem, const runmax_args& args,
+                             const reference::Backward& expected);
+
 // The largest error allowed for one element.
 double out_gate(const runmax_problem& problem, const reference::Forward& expected, int64_t element);
 double lse_gate(const runmax_problem& problem, const reference::Forward& expected, int64_t row);
 double lse_lo_gate(const runmax_problem& problem, const reference::Forward& expected, int64_t row);
+double gradient_gate(runmax_dtype dtype, const reference::Gradient& expected, int64_t element);
 
 // The family rule: over all outputs of a family of cases (4096 elements and more) the largest error
 // is at most this, given the same of the plain computation and the largest |expected|.

@@ -1,10 +1,12 @@
 #include "testing/problem_string.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -15,8 +17,12 @@ using Names = std::vector<std::pair<const char*, int64_t>>;
 
 const Names kDtypes = {
     {"f32", RUNMAX_F32}, {"f64", RUNMAX_F64}, {"bf16", RUNMAX_BF16}, {"f16", RUNMAX_F16}};
-const Names kDirections = {
-    {"forward", RUNMAX_FORWARD}, {"backward", RUNMAX_BACKWARD}, {"merge", RUNMAX_MERGE}};
+const Names kDirections = {{"forward", RUNMAX_FORWARD},
+                           {"backward", RUNMAX_BACKWARD},
+                           {"merge", RUNMAX_MERGE},
+                           {"merge_backward", kMergeBackward}};
+constexpr const char* kGradients[] = {
+    "d_q", "d_k", "d_v", "d_bias", "d_sink", "d_alibi_slopes", "d_partial_out", "d_partial_lse"};
 const Names kAlignments = {{"bottom_right", RUNMAX_ALIGN_BOTTOM_RIGHT},
                            {"top_left", RUNMAX_ALIGN_TOP_LEFT}};
 
@@ -217,6 +223,26 @@ Key pair(const char* name, int64_t ProblemSpec::*first, int64_t ProblemSpec::*se
           }};
 }
 
+Key gradient_list() {
+  return {"gradients",
+          [](ProblemSpec& spec, std::optional<std::string_view> value) -> std::string {
+            std::string_view rest = value.value_or("");
+            while (true) {
+              const std::string_view name = rest.substr(0, rest.find(','));
+              const bool known = std::find(std::begin(kGradients), std::end(kGradients), name) !=
+                                 std::end(kGradients);
+              if (!known) return "needs names like d_q,d_k with commas between them";
+              if (name.size() == rest.size()) break;
+              rest.remove_prefix(name.size() + 1);
+            }
+            spec.gradients = *value;
+            return "";
+          },
+          [](const ProblemSpec& spec) {
+            return spec.gradients.empty() ? std::string() : "gradients=" + spec.gradients;
+          }};
+}
+
 Key kernel_name() {
   return {"kernel",
           [](ProblemSpec& spec, std::optional<std::string_view> value) -> std::string {
@@ -265,6 +291,8 @@ const std::vector<Key>& keys() {
   static const std::vector<Key> all = {
       choice("direction", &S::direction, kDirections, [](const S&) { return RUNMAX_FORWARD; }),
       dimension("partials", &S::partials, 0),
+      word("upstream", &S::upstream, {"d_out", "d_lse"}),
+      gradient_list(),
       choice("dtype", &S::dtype, kDtypes, [](const S&) { return RUNMAX_F32; }),
       choice("out_dtype", &S::out_dtype, kDtypes, [](const S& s) { return s.dtype; }),
       choice("bias_dtype", &S::bias_dtype, kDtypes, [](const S& s) { return s.dtype; }),
@@ -339,6 +367,13 @@ std::string check_whole(const ProblemSpec& spec) {
   }
   if (spec.v_in_k && (spec.head_dim_v > spec.head_dim || spec.layout == "bhds")) {
     return "v_in_k: needs head_dim_v at most head_dim, and a layout other than bhds";
+  }
+  if (spec.no_lse && spec.is_backward()) {
+    return "no_lse: gradients are computed from lse, leave it out";
+  }
+  if (!spec.is_backward() && !(spec.upstream.empty() && spec.gradients.empty())) {
+    return spec.upstream.empty() ? "gradients: needs direction=backward or merge_backward"
+                                 : "upstream: needs direction=backward or merge_backward";
   }
   if (spec.lse_lo && spec.no_lse) return "lse_lo: needs lse, leave no_lse out";
   if ((spec.block_q == 0) != (spec.block_kv == 0))

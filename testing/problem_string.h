@@ -23,9 +23,16 @@ struct PerSequence {
   bool operator==(const PerSequence&) const = default;
 };
 
+// A merge and its gradients are one op; problem strings tell them apart.
+inline constexpr int64_t kMergeBackward = 16;
+
 struct ProblemSpec {
-  int64_t direction = RUNMAX_FORWARD;
-  int64_t partials = 2;  // merge: how many
+  int64_t direction = RUNMAX_FORWARD;  // or kMergeBackward
+  int64_t partials = 2;                // merge: how many
+  std::string upstream;                // backward: "d_out" or "d_lse"; "" = both
+  std::string gradients;  // backward: names with commas between them; "" = all that there can be
+
+  bool is_backward() const { return direction == RUNMAX_BACKWARD || direction == kMergeBackward; }
 
   int64_t dtype = RUNMAX_F32;
   int64_t out_dtype = RUNMAX_F32;   // default: dtype

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <new>
@@ -123,35 +124,49 @@ std::vector<int64_t> sample_rows(const runmax_tensor& out, const CheckOptions& o
   return rows;
 }
 
-// Every element of every output is written, but rows of no sequence under RUNMAX_KEEP_UNUSED, which
-// are left alone.
+// With RUNMAX_KEEP_UNUSED what belongs to no sequence is left alone, and all else is written.
+// `used` answers for the element with an index and a row-major number.
+using Used = std::function<bool(const int64_t* index, int64_t number)>;
+std::string writing_fault(const Case& c, const std::string& name, const Used& used) {
+  const Buffer& b = c.buffer(name);
+  int64_t bad = 0, number = 0;
+  for_each_element(b.tensor, [&](const int64_t* i, int64_t offset) {
+    bad += c.is_unwritten(b, offset) == used(i, number++);
+  });
+  if (bad == 0) return "";
+  return name + ": " + std::to_string(bad) +
+         " elements were not written, or written where keep_unused forbids it";
+}
+
 std::string writing_fault(const Case& c, const reference::Forward& oracle) {
-  const bool keep = (c.problem().flags & RUNMAX_KEEP_UNUSED) != 0;
+  std::string fault;
   for (const char* name : {"out", "lse", "lse_lo"}) {
-    if (!c.has(name)) continue;
-    const Buffer& b = c.buffer(name);
-    const bool is_out = std::string_view(name) == "out";
-    int64_t bad = 0;
-    for_each_element(b.tensor, [&](const int64_t* i, int64_t offset) {
-      bool used = true;
-      if (keep) {
-        // The row's number in lse order.
-        const int64_t* s = b.tensor.shape;
-        const int64_t row = b.tensor.rank == 4              ? (i[0] * s[1] + i[1]) * s[2] + i[2]
-                            : !is_out && b.tensor.rank == 3 ? (i[0] * s[1] + i[1]) * s[2] + i[2]
-                            : is_out                        ? i[1] * s[0] + i[0]
-                                                            : i[0] * s[1] + i[1];
-        used = oracle.row_used[static_cast<size_t>(row)] != 0;
-      }
-      bad += c.is_unwritten(b, offset) == used;
+    if (!c.has(name) || !fault.empty()) continue;
+    const runmax_tensor& t = c.buffer(name).tensor;
+    const bool packed_out = std::string_view(name) == "out" && t.rank == 3;
+    fault = writing_fault(c, name, [&](const int64_t* i, int64_t) {
+      // The row's number in lse order.
+      const int64_t* s = t.shape;
+      const int64_t row = packed_out    ? i[1] * s[0] + i[0]
+                          : t.rank == 2 ? i[0] * s[1] + i[1]
+                                        : (i[0] * s[1] + i[1]) * s[2] + i[2];
+      return oracle.row_used[static_cast<size_t>(row)] != 0;
     });
-    if (bad != 0) {
-      return std::string(name) + ": " + std::to_string(bad) +
-             (keep ? " elements were not written, or written where keep_unused forbids it"
-                   : " elements were not written");
-    }
   }
-  return "";
+  return fault;
+}
+
+std::string writing_fault(const Case& c, const reference::Backward& oracle) {
+  const std::pair<const char*, const reference::Gradient*> gradients[] = {
+      {"d_q", &oracle.d_q}, {"d_k", &oracle.d_k}, {"d_v", &oracle.d_v}};
+  std::string fault;
+  for (const auto& [name, gradient] : gradients) {
+    if (!c.has(name) || !fault.empty()) continue;
+    fault = writing_fault(c, name, [&, of = gradient](const int64_t*, int64_t number) {
+      return of->reach[static_cast<size_t>(number)] != reference::Reach::kUnused;
+    });
+  }
+  return fault;
 }
 
 void compare(CheckReport& report, const runmax_problem& problem, const runmax_args& args,
@@ -170,7 +185,7 @@ std::vector<int64_t> rows_to_check(const Outcome& outcome, const runmax_problem&
   report.rows_total =
       out.rank == 3 ? out.shape[0] * out.shape[1] : out.shape[0] * out.shape[1] * out.shape[2];
   std::vector<int64_t> rows;
-  if (problem.op == RUNMAX_FORWARD && outcome.info.visible_pairs > options.max_pairs) {
+  if (problem.op != RUNMAX_MERGE && outcome.info.visible_pairs > options.max_pairs) {
     rows = sample_rows(out, options);
   }
   report.rows_checked = rows.empty() ? report.rows_total : static_cast<int64_t>(rows.size());
@@ -186,6 +201,22 @@ void add_plain(CheckReport& report, const runmax_problem& problem, const runmax_
   plain_options.memory_limit = options.plain_memory_limit;
   report.plain_ran = reference::plain_forward(plain.problem, plain.args, plain_options);
   if (report.plain_ran) report.plain_out = compare_out(plain.problem, plain.args, oracle);
+}
+
+void compare_with_plain(CheckReport& report, const runmax_problem& problem, const runmax_args& args,
+                        const reference::Backward& oracle, const CheckOptions& options) {
+  for (const char* name : gradients_of(problem)) {
+    report.gradients.push_back({name, compare_gradient(name, problem, args, oracle), {}});
+  }
+  if (!options.with_plain || problem.op != RUNMAX_BACKWARD) return;
+  if (report.rows_checked != report.rows_total) return;
+  OutputCopy plain(problem, args);
+  reference::PlainOptions plain_options;
+  plain_options.memory_limit = options.plain_memory_limit;
+  if (!reference::plain_backward(plain.problem, plain.args, plain_options)) return;
+  for (CheckReport::GradientResult& gradient : report.gradients) {
+    gradient.plain = compare_gradient(gradient.name.c_str(), plain.problem, plain.args, oracle);
+  }
 }
 
 }  // namespace
@@ -314,9 +345,26 @@ Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_d
   return outcome;
 }
 
+runmax_problem forward_of(const runmax_problem& backward) {
+  runmax_problem forward = backward;
+  if (backward.op == RUNMAX_BACKWARD) forward.op = RUNMAX_FORWARD;
+  forward.kernel = nullptr;
+  forward.num_splits = 0;
+  for (const Operand& operand : operands()) {
+    if (std::string_view(operand.name).starts_with("d_")) forward.*operand.tensor = {};
+  }
+  return forward;
+}
+
 Outcome execute(Case& c, runmax_device* device, bool through_device_memory) {
-  c.seal();
   Outcome outcome;
+  if (asks_for_gradients(c.problem())) {
+    runmax_problem forward = forward_of(c.problem());
+    if (forward.op == RUNMAX_FORWARD) forward.flags |= RUNMAX_KEEP_UNUSED;
+    outcome = execute(forward, c.args(), device);
+  }
+  c.seal();
+  if (!outcome.ok()) return outcome;
   if (through_device_memory || info_of(device).kind != RUNMAX_DEVICE_CPU) {
     DeviceMemory memory(device);
     Placement placement(c, memory);
@@ -329,16 +377,16 @@ Outcome execute(Case& c, runmax_device* device, bool through_device_memory) {
   }
   if (outcome.damage.empty()) outcome.damage = c.damage();
   if (!outcome.damage.empty()) return outcome;
-  for (const char* name : {"out", "lse", "lse_lo"}) {
-    if (!c.has(name)) continue;
+  for (const Operand& operand : operands()) {
+    const std::string name = operand.name;
+    if (!c.has(name) || !c.buffer(name).output) continue;
     const int64_t missing = c.unwritten(name);
     const bool refused = outcome.status != RUNMAX_OK;
     if (refused && missing != static_cast<int64_t>(c.values(name).size())) {
-      outcome.damage = std::string(name) + ": was written by a call that was refused";
+      outcome.damage = name + ": was written by a call that was refused";
     }
     if (!refused && missing != 0 && (c.problem().flags & RUNMAX_KEEP_UNUSED) == 0) {
-      outcome.damage =
-          std::string(name) + ": " + std::to_string(missing) + " elements were not written";
+      outcome.damage = name + ": " + std::to_string(missing) + " elements were not written";
     }
   }
   return outcome;
@@ -378,16 +426,29 @@ reference::Forward expected(const runmax_problem& problem, const runmax_args& ar
                                     : reference::forward(problem, args, rows);
 }
 
+reference::Backward expected_gradients(const runmax_problem& problem, const runmax_args& args,
+                                       const std::vector<int64_t>& rows) {
+  return problem.op == RUNMAX_MERGE ? reference::merge_backward(problem, args)
+                                    : reference::backward(problem, args, rows);
+}
+
 CheckReport check(const runmax_problem& problem, const runmax_args& args, runmax_device* device,
                   const CheckOptions& options) {
   CheckReport report;
-  report.outcome = execute(problem, args, device);
+  const bool gradients = asks_for_gradients(problem);
+  const runmax_problem forward = gradients ? forward_of(problem) : problem;
+  report.outcome = execute(forward, args, device);
+  if (report.outcome.ok() && gradients) report.outcome = execute(problem, args, device);
   if (!report.outcome.ok()) return report;
   const std::vector<int64_t> rows = rows_to_check(report.outcome, problem, options, report);
-  const reference::Forward oracle = expected(problem, args, rows);
-  compare(report, problem, args, oracle);
+  const reference::Forward oracle = expected(forward, args, rows);
+  compare(report, forward, args, oracle);
   note_errors(report.outcome.info.kernel, problem.q.dtype, report.out);
-  add_plain(report, problem, args, oracle, options);
+  if (gradients) {
+    compare_with_plain(report, problem, args, expected_gradients(problem, args, rows), options);
+  } else {
+    add_plain(report, problem, args, oracle, options);
+  }
   return report;
 }
 
@@ -397,8 +458,17 @@ CheckReport check(Case& c, const CheckOptions& options) {
   report.outcome = execute(c);
   if (!report.outcome.ok()) return report;
   const std::vector<int64_t> rows = rows_to_check(report.outcome, c.problem(), options, report);
+  const bool keep_unused = (c.problem().flags & RUNMAX_KEEP_UNUSED) != 0;
+  if (asks_for_gradients(c.problem())) {
+    const reference::Backward oracle = expected_gradients(c.problem(), c.args(), rows);
+    if (keep_unused && rows.empty()) report.outcome.damage = writing_fault(c, oracle);
+    if (report.outcome.damage.empty()) {
+      compare_with_plain(report, c.problem(), c.args(), oracle, options);
+    }
+    return report;
+  }
   const reference::Forward oracle = expected(c.problem(), c.args(), rows);
-  if ((c.problem().flags & RUNMAX_KEEP_UNUSED) != 0 && rows.empty()) {
+  if (keep_unused && rows.empty()) {
     report.outcome.damage = writing_fault(c, oracle);
     if (!report.outcome.damage.empty()) return report;
   }
@@ -411,6 +481,12 @@ CheckReport check(Case& c, const CheckOptions& options) {
 CheckReport check(const ProblemSpec& spec, const CheckOptions& options) {
   Case c(spec);
   return check(c, options);
+}
+
+bool CheckReport::passed() const {
+  const auto good = [](const GradientResult& gradient) { return gradient.kernel.passed; };
+  return outcome.ok() && out.passed && lse.passed && lse_lo.passed &&
+         std::all_of(gradients.begin(), gradients.end(), good);
 }
 
 std::string CheckReport::text() const {
@@ -438,6 +514,17 @@ std::string CheckReport::text() const {
     text += format("plain      largest error %.3g: the three-step computation, on the same data\n",
                    plain_out.max_error);
   }
+  for (const GradientResult& gradient : gradients) {
+    std::string name = gradient.name;
+    name.resize(std::max<size_t>(name.size() + 1, 11), ' ');
+    line(name.c_str(), gradient.kernel);
+    if (gradient.plain.compared > 0) {
+      text += format("           plain: largest error %.3g\n", gradient.plain.max_error);
+    }
+    if (gradient.kernel.compared == 0 && rows_checked != rows_total) {
+      text += name + "not compared: it is a sum over every row\n";
+    }
+  }
   text += passed() ? "passed\n" : "";
   return text;
 }
@@ -452,9 +539,17 @@ OutputCopy::OutputCopy(const runmax_problem& source, const runmax_args& source_a
     buffer.assign(static_cast<size_t>(bytes), std::byte{0x7f});
     return buffer.data();
   };
-  args.out = replace(problem.out, out);
-  args.lse = replace(problem.lse, lse);
-  args.lse_lo = replace(problem.lse_lo, lse_lo);
+  if (!asks_for_gradients(problem)) {
+    args.out = replace(problem.out, out);
+    args.lse = replace(problem.lse, lse);
+    args.lse_lo = replace(problem.lse_lo, lse_lo);
+    return;
+  }
+  for (const Operand& operand : operands()) {
+    runmax_tensor& tensor = problem.*operand.tensor;
+    if (tensor.dtype == RUNMAX_DTYPE_NONE || !operand.is_output(problem)) continue;
+    operand.bind(args, replace(tensor, gradients[operand.name]));
+  }
 }
 
 }  // namespace runmax::testing

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "reference/backward.h"
 #include "reference/oracle.h"
 #include "runmax/runmax.h"
 #include "testing/case.h"
@@ -46,9 +48,13 @@ struct Outcome {
 Outcome execute(const runmax_problem& problem, const runmax_args& args, runmax_device* device);
 // Likewise on the case's own device, after seal(); looks for damage, and for elements of outputs
 // that were not written. The CPU gets a Placement too if asked to, which then tests
-// runmax_device_alloc and runmax_device_copy.
+// runmax_device_alloc and runmax_device_copy. A case that asks for gradients runs forward first, as
+// a user would, for its out and lse; rows of no sequence keep their poison there.
 Outcome execute(Case& c, bool through_device_memory = false);
 Outcome execute(Case& c, runmax_device* device, bool through_device_memory = false);
+
+// The forward problem whose out and lse the gradients need.
+runmax_problem forward_of(const runmax_problem& backward);
 
 // Remembers the largest error of a kernel and type. When the process ends, each is printed:
 // "[errors] KERNEL DTYPE RATIO ERROR", the ratio being the share of the gate.
@@ -57,11 +63,14 @@ void note_errors(const std::string& kernel, runmax_dtype dtype, const Comparison
 // The oracle's answer, forward or merge.
 reference::Forward expected(const runmax_problem& problem, const runmax_args& args,
                             const std::vector<int64_t>& rows = {});
+// Of a problem that asks for gradients.
+reference::Backward expected_gradients(const runmax_problem& problem, const runmax_args& args,
+                                       const std::vector<int64_t>& rows = {});
 
 struct CheckOptions {
   bool with_plain = true;  // compute the plain three-step result too, for its error
   uint64_t plain_memory_limit = uint64_t{2} << 30;
-  // Beyond so many visible pairs only some rows of each head are checked.
+  // Beyond so many visible pairs only some rows of each head are checked (of gradients, only d_q).
   uint64_t max_pairs = uint64_t{1} << 31;
   int64_t rows_per_head = 64;
   uint64_t row_seed = 1;
@@ -77,7 +86,13 @@ struct CheckReport {
   bool plain_ran = false;
   Comparison plain_out;  // the plain computation against the same oracle and gate
 
-  bool passed() const { return outcome.ok() && out.passed && lse.passed && lse_lo.passed; }
+  struct GradientResult {
+    std::string name;
+    Comparison kernel, plain;  // plain.compared == 0: it did not run
+  };
+  std::vector<GradientResult> gradients;
+
+  bool passed() const;
   // Several lines for people; the first failure if there is one.
   std::string text() const;
 };
@@ -96,6 +111,7 @@ class OutputCopy {
   OutputCopy(const runmax_problem& problem, const runmax_args& args);
   runmax_problem problem;
   runmax_args args;
+  std::map<std::string, std::vector<std::byte>> gradients;  // by name
   std::vector<std::byte> out, lse, lse_lo;
   bool same_bits(const OutputCopy& other) const {
     return out == other.out && lse == other.lse && lse_lo == other.lse_lo;

@@ -1,4 +1,4 @@
-// The main of every GoogleTest executable: a run that executed nothing, or skipped something, fails.
+// The main of every GoogleTest executable: a run that executes nothing, or skips something, fails.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -71,10 +71,10 @@ enum {
   RUNMAX_I4 = 19
 };
 
-enum { RUNMAX_FORWARD = 0, RUNMAX_BACKWARD = 1, RUNMAX_MERGE = 2 };                /* op */
-enum { RUNMAX_STORAGE_DENSE = 0, RUNMAX_STORAGE_PAGED = 1 /* reserved */ };        /* storage */
-enum { RUNMAX_ALIGN_BOTTOM_RIGHT = 0, RUNMAX_ALIGN_TOP_LEFT = 1 };                 /* diagonal */
-enum { RUNMAX_DEVICE_CPU = 0, RUNMAX_DEVICE_CUDA = 1 };                            /* kind */
+enum { RUNMAX_FORWARD = 0, RUNMAX_BACKWARD = 1, RUNMAX_MERGE = 2 };         /* op */
+enum { RUNMAX_STORAGE_DENSE = 0, RUNMAX_STORAGE_PAGED = 1 /* reserved */ }; /* storage */
+enum { RUNMAX_ALIGN_BOTTOM_RIGHT = 0, RUNMAX_ALIGN_TOP_LEFT = 1 };          /* diagonal */
+enum { RUNMAX_DEVICE_CPU = 0, RUNMAX_DEVICE_CUDA = 1 };                     /* kind */
 enum { RUNMAX_COPY_TO_DEVICE = 0, RUNMAX_COPY_FROM_DEVICE = 1, RUNMAX_COPY_ON_DEVICE = 2 };
 
 /* runmax_problem.present */
@@ -92,7 +92,7 @@ enum { RUNMAX_COPY_TO_DEVICE = 0, RUNMAX_COPY_FROM_DEVICE = 1, RUNMAX_COPY_ON_DE
 
 /* Instruction sets, for isa_mask. The baseline (x86-64, or Armv8-A) is always there. */
 #define RUNMAX_ISA_BASELINE (UINT64_C(1) << 0)
-#define RUNMAX_ISA_AVX2 (UINT64_C(1) << 1) /* with FMA and F16C */
+#define RUNMAX_ISA_AVX2 (UINT64_C(1) << 1)   /* with FMA and F16C */
 #define RUNMAX_ISA_AVX512 (UINT64_C(1) << 2) /* F, BW, DQ, VL */
 #define RUNMAX_ISA_AVX512_BF16 (UINT64_C(1) << 3)
 #define RUNMAX_ISA_AMX_BF16 (UINT64_C(1) << 4)
@@ -142,8 +142,8 @@ typedef struct runmax_problem {
   int64_t max_q_len;    /* packed: optional upper bound of a sequence's q length; 0 = none given */
   int64_t max_kv_len;   /* packed: likewise for kv */
   int32_t diagonal_alignment;
-  int32_t num_splits;   /* parts along kv; 0 = the planner decides */
-  const char* kernel;   /* NULL, or the name of the kernel to use (runmax_kernel_get) */
+  int32_t num_splits; /* parts along kv; 0 = the planner decides */
+  const char* kernel; /* NULL, or the name of the kernel to use (runmax_kernel_get) */
 
   runmax_tensor q, k, v;
   runmax_tensor out;    /* type of q, or F32 */
@@ -163,8 +163,8 @@ typedef struct runmax_problem {
   runmax_tensor segment_ids_kv;  /* [batch, kv_len] I32 (packed: [total_kv]) */
   runmax_tensor cu_seqlens_q;    /* [batch + 1] I32: starts of packed sequences */
   runmax_tensor cu_seqlens_kv;   /* [batch + 1] I32 */
-  runmax_tensor block_index; /* I32 [batch, 1|kv_heads|q_heads, q_blocks, max_selected]
-                                (packed: [heads, sum of ceil(len/block_q), max_selected]) */
+  runmax_tensor block_index;     /* I32 [batch, 1|kv_heads|q_heads, q_blocks, max_selected]
+                                    (packed: [heads, sum of ceil(len/block_q), max_selected]) */
 
   runmax_tensor d_out; /* backward: upstream gradients; either may be absent */
   runmax_tensor d_lse;
@@ -237,10 +237,10 @@ typedef void (*runmax_parallel_for)(void* self, int64_t tasks, runmax_task task,
 
 typedef struct runmax_device_options {
   uint32_t struct_size;
-  int32_t kind;          /* RUNMAX_DEVICE_CPU or RUNMAX_DEVICE_CUDA */
-  int32_t index;         /* which GPU */
-  int32_t max_threads;   /* CPU: thread slots; 0 = RUNMAX_THREADS or what the process may use */
-  uint64_t isa_mask;     /* CPU: instruction sets that may be used; 0 = all that the machine has */
+  int32_t kind;        /* RUNMAX_DEVICE_CPU or RUNMAX_DEVICE_CUDA */
+  int32_t index;       /* which GPU */
+  int32_t max_threads; /* CPU: thread slots; 0 = RUNMAX_THREADS or what the process may use */
+  uint64_t isa_mask;   /* CPU: instruction sets that may be used; 0 = all that the machine has */
   runmax_parallel_for parallel_for; /* CPU: NULL = the device's own pool */
   void* parallel_for_self;
 } runmax_device_options;
@@ -250,9 +250,9 @@ typedef struct runmax_device_info {
   int32_t kind;
   int32_t index;
   int32_t max_threads;
-  uint64_t isa;        /* instruction sets that plans of this device may use */
-  uint64_t isa_found;  /* instruction sets of the machine */
-  uint64_t l1_bytes;   /* CPU: first-level data cache of a core; GPU: shared memory of an SM */
+  uint64_t isa;       /* instruction sets that plans of this device may use */
+  uint64_t isa_found; /* instruction sets of the machine */
+  uint64_t l1_bytes;  /* CPU: first-level data cache of a core; GPU: shared memory of an SM */
   uint64_t l2_bytes;
   uint64_t l3_bytes;
   uint64_t memory_bytes;
@@ -311,8 +311,8 @@ RUNMAX_API size_t runmax_plan_workspace_size(const runmax_plan* plan) RUNMAX_NOE
  * kernel its cost or the reason why it was not chosen. Owned by the plan. */
 RUNMAX_API const char* runmax_plan_explain(const runmax_plan* plan) RUNMAX_NOEXCEPT;
 
-/* Counts behind `runmax explain`. Operations are multiplications and additions of the two (backward:
- * five) matrix products. "plain" is the three-step computation that writes scores and
+/* Counts behind `runmax explain`. Operations are multiplications and additions of the two
+ * (backward: five) matrix products. "plain" is the three-step computation that writes scores and
  * probabilities to memory in the storage type of q. */
 typedef struct runmax_plan_info {
   uint32_t struct_size;
@@ -327,13 +327,13 @@ typedef struct runmax_plan_info {
   uint64_t executed_plain;      /* operations over every pair, visible or not */
   uint64_t slow_bytes_tiled;    /* bytes that cross to the slow level of memory */
   uint64_t slow_bytes_plain;
-  uint64_t extra_memory_tiled;  /* bytes beyond inputs and outputs */
+  uint64_t extra_memory_tiled; /* bytes beyond inputs and outputs */
   uint64_t extra_memory_plain;
-  uint64_t saved_tiled;         /* bytes kept from forward for backward */
+  uint64_t saved_tiled; /* bytes kept from forward for backward */
   uint64_t saved_plain;
-  uint64_t fast_tile_bytes;     /* what one tile keeps in the fast level ... */
-  uint64_t fast_level_bytes;    /* ... and the size of that level */
-  char fast_level[16];          /* "L1", "L2", "shared" */
+  uint64_t fast_tile_bytes;  /* what one tile keeps in the fast level ... */
+  uint64_t fast_level_bytes; /* ... and the size of that level */
+  char fast_level[16];       /* "L1", "L2", "shared" */
   char kernel[64];
 } runmax_plan_info;
 RUNMAX_API runmax_status runmax_plan_get_info(const runmax_plan* plan,
@@ -368,7 +368,7 @@ RUNMAX_API const char* runmax_status_name(runmax_status status) RUNMAX_NOEXCEPT;
 
 /* major * 1000000 + minor * 1000 + patch. */
 RUNMAX_API int32_t runmax_version(void) RUNMAX_NOEXCEPT;
-/* 1 if this library has the named feature ("forward", "backward", "packed", "cuda", ...), else 0. */
+/* 1 if this library has the named feature ("forward", "packed", "dropout", ...), else 0. */
 RUNMAX_API int32_t runmax_has_feature(const char* name) RUNMAX_NOEXCEPT;
 
 typedef struct runmax_kernel_info {

@@ -15,7 +15,8 @@ inline constexpr int kBlockVectors = 4;
 inline constexpr int kBlockVectors = 2;
 #endif
 
-template <class T, int kRows, int kVectors>
+// kTransposed: element (i, k) of a lies at a[k * a_stride + i].
+template <class T, bool kTransposed, int kRows, int kVectors>
 RUNMAX_INLINE void product_block(const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* c,
                                  int64_t c_stride, int64_t k_len) {
   Vec<T> sum[kRows][kVectors] = {};
@@ -23,7 +24,7 @@ RUNMAX_INLINE void product_block(const T* a, int64_t a_stride, const T* b, int64
     Vec<T> b_k[kVectors];
     for (int v = 0; v < kVectors; ++v) b_k[v] = load(b + k * b_stride + v * kLanes<T>);
     for (int i = 0; i < kRows; ++i) {
-      const Vec<T> a_ik = broadcast(a[i * a_stride + k]);
+      const Vec<T> a_ik = broadcast(kTransposed ? a[k * a_stride + i] : a[i * a_stride + k]);
       for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(a_ik, b_k[v], sum[i][v]);
     }
   }
@@ -32,36 +33,38 @@ RUNMAX_INLINE void product_block(const T* a, int64_t a_stride, const T* b, int64
   }
 }
 
-template <class T, int kRows>
+template <class T, bool kTransposed, int kRows>
 RUNMAX_INLINE void product_rows(const T* a, int64_t a_stride, const T* b, int64_t b_stride, T* c,
                                 int64_t c_stride, int64_t k_len, int64_t columns) {
   constexpr int64_t kWide = kBlockVectors * kLanes<T>;
   int64_t n = 0;
   for (; n + kWide <= columns; n += kWide) {
-    product_block<T, kRows, kBlockVectors>(a, a_stride, b + n, b_stride, c + n, c_stride, k_len);
+    product_block<T, kTransposed, kRows, kBlockVectors>(a, a_stride, b + n, b_stride, c + n,
+                                                        c_stride, k_len);
   }
   for (; n < columns; n += kLanes<T>) {
-    product_block<T, kRows, 1>(a, a_stride, b + n, b_stride, c + n, c_stride, k_len);
+    product_block<T, kTransposed, kRows, 1>(a, a_stride, b + n, b_stride, c + n, c_stride, k_len);
   }
 }
 
-// a [rows, k_len], b [k_len, columns], c [rows, columns], row-major; columns is a multiple of the
-// vector length.
-template <class T>
+// a [rows, k_len] (kTransposed: [k_len, rows]), b [k_len, columns], c [rows, columns], row-major;
+// columns is a multiple of the vector length.
+template <class T, bool kTransposed = false>
 inline void tile_product(int64_t rows, int64_t columns, int64_t k_len, const T* a, int64_t a_stride,
                          const T* b, int64_t b_stride, T* c, int64_t c_stride) {
+  const int64_t a_step = kTransposed ? 1 : a_stride;
   int64_t i = 0;
   for (; i + kBlockRows <= rows; i += kBlockRows) {
-    product_rows<T, kBlockRows>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride,
-                                k_len, columns);
+    product_rows<T, kTransposed, kBlockRows>(a + i * a_step, a_stride, b, b_stride,
+                                             c + i * c_stride, c_stride, k_len, columns);
   }
   for (; i + 2 <= rows; i += 2) {
-    product_rows<T, 2>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, k_len,
-                       columns);
+    product_rows<T, kTransposed, 2>(a + i * a_step, a_stride, b, b_stride, c + i * c_stride,
+                                    c_stride, k_len, columns);
   }
   if (i < rows) {
-    product_rows<T, 1>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, k_len,
-                       columns);
+    product_rows<T, kTransposed, 1>(a + i * a_step, a_stride, b, b_stride, c + i * c_stride,
+                                    c_stride, k_len, columns);
   }
 }
 

@@ -317,7 +317,7 @@ void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& inf
   info.fast_level_bytes = !l2 ? plan.device->info().l1_bytes : plan.device->info().l2_bytes;
   std::strncpy(info.fast_level, plan.config.fast_level, sizeof info.fast_level - 1);
   std::strncpy(info.kernel, plan.kernel->name, sizeof info.kernel - 1);
-  if (raw.op != RUNMAX_FORWARD) return;
+  if (raw.op == RUNMAX_MERGE) return;
 
   const Counts counts = count_forward({plan, args});
   const uint64_t dims = static_cast<uint64_t>(problem.head_dim + problem.head_dim_v);
@@ -330,14 +330,28 @@ void count_work(const Plan& plan, const runmax_args* args, runmax_plan_info& inf
   const uint64_t lse = times(static_cast<uint64_t>(problem.q_heads * problem.total_q),
                              raw.q.dtype == RUNMAX_F64 ? 8 : 4);
   info.visible_pairs = counts.visible;
+  info.saved_tiled = plus(plus(inputs, tensor_bytes(raw.out)), lse);
+  info.saved_plain = plus(inputs, matrix);
+  info.extra_memory_plain = matrix;
+  if (raw.op == RUNMAX_BACKWARD) {
+    // Five products, of which the plain way keeps one (the scores) from forward; tiled does them
+    // all.
+    const uint64_t five = 2 * static_cast<uint64_t>(3 * problem.head_dim + 2 * problem.head_dim_v);
+    info.required_operations = times(counts.visible, five);
+    info.executed_tiled = times(counts.executed, five);
+    info.executed_plain = times(counts.all, five - 2 * static_cast<uint64_t>(problem.head_dim));
+    // Tiled: each tile of keys reads q and d_out of the rows that see it. Plain: the probabilities
+    // are read twice, their gradients written and read, those of the scores written and read twice.
+    const uint64_t rows = counts.executed / static_cast<uint64_t>(std::max(info.kv_tile, 1));
+    info.slow_bytes_tiled = plus(times(inputs, 2), times(rows, dims * element));
+    info.slow_bytes_plain = plus(times(inputs, 2), times(matrix, 7));
+    return;
+  }
   info.required_operations = times(counts.visible, 2 * dims);
   info.executed_tiled = times(counts.executed, 2 * dims);
   info.executed_plain = times(counts.all, 2 * dims);
   info.slow_bytes_tiled = plus(ends, times(counts.kv_rows, dims * element));
   info.slow_bytes_plain = plus(plus(ends, keys), times(matrix, 4));
-  info.extra_memory_plain = matrix;
-  info.saved_tiled = plus(plus(inputs, tensor_bytes(raw.out)), lse);
-  info.saved_plain = plus(inputs, matrix);
 }
 
 }  // namespace runmax

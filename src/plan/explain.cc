@@ -28,9 +28,10 @@ std::string explain_plan(const Plan& plan) {
     line(text, "  keys in %d splits of %llu, merged in order", c.num_splits, ull(c.split_len));
   }
   if (plan.problem.has(RUNMAX_BATCH_INVARIANT)) {
-    text += plan.device->info().kind == RUNMAX_DEVICE_CPU
-                ? "  batch_invariant: keys are always reduced in fixed chunks, at no extra price\n"
-                : "  batch_invariant: keys are never split, so short q leaves part of the GPU idle\n";
+    text +=
+        plan.device->info().kind == RUNMAX_DEVICE_CPU
+            ? "  batch_invariant: keys are always reduced in fixed chunks, at no extra price\n"
+            : "  batch_invariant: keys are never split, so short q leaves part of the GPU idle\n";
   }
   line(text, "workspace %llu bytes", ull(plan.ledger.size()));
   for (const Workspace::Part& part : plan.ledger.parts()) {

@@ -44,12 +44,13 @@ struct Score {
     return s;
   }
 
-  // d(score) / d(dot): scale, times 1 - tanh^2 under softcap.
+  // The gradient of a dot product from that of its score: d_score times scale, and times
+  // 1 - tanh^2 under softcap.
   template <class V>
-  RUNMAX_INLINE V grad(V dot) const {
-    if (!has_softcap) return dot * S(0) + scale;
+  RUNMAX_INLINE V backward(V dot, V d_score) const {
+    if (!has_softcap) return d_score * scale;
     const V t = Math<V>::tanh(dot * scale / softcap);
-    return (S(1) - t * t) * scale;
+    return d_score * ((S(1) - t * t) * scale);
   }
 
   template <class To>

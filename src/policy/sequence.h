@@ -109,7 +109,7 @@ RUNMAX_INLINE int64_t kv_row_offset(const Operand& x, const Sequence& s, int64_t
 
 RUNMAX_INLINE DataMask data_mask_of(const ForwardParams& p, const Sequence& s, int64_t head) {
   DataMask m{};
-  if (p.segment_ids_q != nullptr) {
+  if (p.segment_ids_q != nullptr && p.segment_ids_kv != nullptr) {  // NULL: no keys, or absent
     m.segment_q = p.segment_ids_q + s.batch * p.segment_q_batch + s.q_start * p.segment_q_stride;
     m.segment_kv =
         p.segment_ids_kv + s.batch * p.segment_kv_batch + s.kv_start * p.segment_kv_stride;

@@ -137,7 +137,8 @@ TEST(Rounding, out_is_rounded_once_and_to_nearest) {
       Case c(path + "q_len=2 head_dim=3 head_dim_v=257 kv_len=" + std::to_string(keys));
       c.fill("q", 0);
       c.fill("v", [](const int64_t* i) {
-        return static_cast<double>(random_below(1, static_cast<uint64_t>(i[2] * 257 + i[3]), 2048)) -
+        return static_cast<double>(
+                   random_below(1, static_cast<uint64_t>(i[2] * 257 + i[3]), 2048)) -
                100;
       });
       run_and_check(c);

@@ -140,7 +140,7 @@ Bytes alone(const std::string& text) {
 // Every operand that both cases have, lengths and lists included.
 void take_contents(Case& to, const Case& from) {
   for (const Operand& operand : operands()) {
-    if (!to.has(operand.name) || operand.is_output(RUNMAX_FORWARD)) continue;
+    if (!to.has(operand.name) || operand.is_output(to.problem())) continue;
     const Buffer& source = from.buffer(operand.name);
     const Buffer& target = to.buffer(operand.name);
     ASSERT_EQ(source.storage_bytes, target.storage_bytes) << operand.name;

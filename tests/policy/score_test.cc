@@ -29,9 +29,6 @@ Toy4 operator-(const Toy4& a, const Toy4& b) {
 Toy4 operator*(const Toy4& a, const Toy4& b) {
   return zip(a, b, [](float x, float y) { return x * y; });
 }
-Toy4 operator+(const Toy4& a, float b) {
-  return map(a, [b](float x) { return x + b; });
-}
 Toy4 operator*(const Toy4& a, float b) {
   return map(a, [b](float x) { return x * b; });
 }
@@ -79,10 +76,10 @@ TEST(Score, LanesAgreeWithTheScalar) {
     s.has_bias = (features & 2) != 0;
     s.has_alibi = (features & 4) != 0;
     const Toy4 score = s.forward(dot, distance, bias);
-    const Toy4 grad = s.grad(dot);
+    const Toy4 grad = s.backward(dot, distance);
     for (int i = 0; i < 4; ++i) {
       EXPECT_FLOAT_EQ(score.lane[i], s.forward(dot.lane[i], distance.lane[i], bias.lane[i]));
-      EXPECT_FLOAT_EQ(grad.lane[i], s.grad(dot.lane[i]));
+      EXPECT_FLOAT_EQ(grad.lane[i], s.backward(dot.lane[i], distance.lane[i]));
     }
   }
 }
@@ -93,14 +90,14 @@ TEST(Score, AbsentTermsReadNothing) {
   EXPECT_EQ(s.forward(6.0f, NAN, NAN), 1.5f);
 }
 
-TEST(Score, GradIsTheDerivativeOfForward) {
+TEST(Score, BackwardAppliesTheDerivativeOfForward) {
   for (const bool capped : {false, true}) {
     Score<double> s = kAll.as<double>();
     s.has_softcap = capped;
     for (const double dot : {-20.0, -1.0, 0.0, 0.3, 7.0}) {
       const double h = 1e-5;
       const double slope = (s.forward(dot + h, 1.0, 2.0) - s.forward(dot - h, 1.0, 2.0)) / (2 * h);
-      EXPECT_NEAR(s.grad(dot), slope, 1e-9) << "dot " << dot;
+      EXPECT_NEAR(s.backward(dot, 3.0), 3 * slope, 3e-9) << "dot " << dot;
     }
   }
 }

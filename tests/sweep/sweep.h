@@ -28,10 +28,10 @@ class Sweep {
   explicit Sweep(bool every_level) : every_level_(every_level) {}
 
   // Fails the running test where a kernel is off. `family` joins problems for the rule that
-  // compares with the plain computation; "" = not judged by it.
+  // compares with the plain computation, out or each gradient; "" = not judged by it.
   void run(const std::string& text, const std::string& family = "");
-  // The family rule, and that every kernel and instruction set did run. Call at the end.
-  void finish(bool expect_merge = false);
+  // The family rule, and that every kernel of the op and instruction set did run. Call at the end.
+  void finish(int32_t op = RUNMAX_FORWARD);
 
   int64_t executed() const { return executed_; }
 
@@ -39,11 +39,25 @@ class Sweep {
   struct Errors {
     double kernel = 0, plain = 0, largest = 0;
     int64_t elements = 0;
-    int64_t out_dtype = 0;
+    int32_t dtype = 0;
     std::string worst;
   };
-  void run_kernel(Case& c, const Kernel& kernel, const std::string& level,
-                  const reference::Forward& oracle, const std::string& family);
+  // The oracle's answer to a problem, of whichever kind it is.
+  struct Answer {
+    reference::Forward forward;
+    reference::Backward backward;
+  };
+  struct Result {
+    std::string name;  // "out" or a gradient
+    int32_t dtype;
+    Comparison comparison;
+  };
+  static std::vector<Result> judge(const runmax_problem& problem, const runmax_args& args,
+                                   const Answer& answer);
+  void run_plain(const Case& c, const Answer& answer, const std::string& family);
+  void run_kernel(Case& c, const Kernel& kernel, const std::string& level, const Answer& answer,
+                  const std::string& family);
+  void fail(const std::string& text);
 
   bool every_level_;
   int64_t executed_ = 0;

@@ -147,7 +147,7 @@ std::string npy_bytes(const StoredTensor& tensor, bool fortran_order) {
 std::vector<StoredTensor> stored_inputs(const Case& c, bool swap_heads) {
   std::vector<StoredTensor> tensors;
   for (const Operand& operand : operands()) {
-    if (!c.has(operand.name) || operand.is_output(c.problem().op)) continue;
+    if (!c.has(operand.name) || operand.is_output(c.problem())) continue;
     StoredTensor tensor = stored(operand.name, c.buffer(operand.name));
     const std::string& name = tensor.name;
     if (swap_heads && (name == "q" || name == "k" || name == "v")) {

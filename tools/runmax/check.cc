@@ -19,14 +19,13 @@ using testing::Comparison;
 CheckReport check_file(const Options& options) {
   const Device device = make_device(options);
   Request request(options, open_inputs(options));
-  if (request.wants_backward()) {
-    require(runmax_supports(&request.backward(), device.get()));
-    fail("IN.d_out", "asks for gradients, which check does not compare in this release");
-  }
   require(runmax_supports(&request.forward(), device.get()));
+  const bool backward = request.wants_backward();
+  if (backward) require(runmax_supports(&request.backward(), device.get()));
   request.load(device.get());
   const Progress progress("checking against the float64 oracle", options.quiet);
-  return testing::check(request.forward(), request.args(), device.get());
+  return testing::check(backward ? request.backward() : request.forward(), request.args(),
+                        device.get());
 }
 
 CheckReport check_string(const Options& options) {
@@ -34,11 +33,7 @@ CheckReport check_string(const Options& options) {
   {
     // The test machinery makes its own device; all that could be refused is asked before it does.
     const Device device = spec.make_device(options);
-    if (spec.problem.op == RUNMAX_BACKWARD) {
-      require(runmax_supports(&spec.problem, device.get()));
-      fail("problem", "direction=backward: gradients are not compared in this release");
-    }
-    if (spec.problem.op == RUNMAX_FORWARD) require(runmax_supports(&spec.problem, device.get()));
+    if (spec.problem.op != RUNMAX_MERGE) require(runmax_supports(&spec.problem, device.get()));
     require_memory(device.get(), spec.bytes());
   }
   const Progress progress("checking against the float64 oracle", options.quiet);
@@ -67,6 +62,10 @@ ordered_json json_of(const CheckReport& report) {
   if (report.lse.compared > 0) json["lse"] = json_of(report.lse);
   if (report.lse_lo.compared > 0) json["lse_lo"] = json_of(report.lse_lo);
   if (report.plain_ran) json["plain_out"] = json_of(report.plain_out);
+  for (const CheckReport::GradientResult& gradient : report.gradients) {
+    json[gradient.name] = json_of(gradient.kernel);
+    if (gradient.plain.compared > 0) json["plain_" + gradient.name] = json_of(gradient.plain);
+  }
   return json;
 }
 

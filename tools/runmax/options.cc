@@ -330,7 +330,7 @@ void convert_problem(const Values& values, Options& options) {
     }
   }
   if (const auto* text = given("--threads")) {
-    options.threads = integer<int32_t>("--threads", *text, 1, 4096);
+    options.threads = integer<int32_t>("--threads", *text, 1, 1024);
   }
   if (const auto* text = given("--direction")) {
     if (*text != "forward" && *text != "backward") {
