@@ -155,8 +155,7 @@ TEST(Device, CountsDevices) {
   std::string reason;
   EXPECT_EQ(device_count(RUNMAX_DEVICE_CPU, reason), 1);
   EXPECT_EQ(reason, "");
-  EXPECT_EQ(device_count(RUNMAX_DEVICE_CUDA, reason), 0);
-  EXPECT_EQ(reason, "this build has no CUDA backend");
+  EXPECT_EQ(device_count(RUNMAX_DEVICE_CUDA, reason) == 0, !reason.empty()) << reason;
 }
 
 TEST(Device, MemoryIsAlignedAndCopied) {
