@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """check_symbols.py exported LIBRARY.so    what the library exports is tests/abi/exported_symbols.txt
+   check_symbols.py backend LIBRARY.so     librunmax_cuda.so exports its entry and needs no CUDA library
    check_symbols.py isa OBJECT...          what an ISA object emits lies in runmax::cpu::<isa>
 
-The second matters because the linker keeps one copy of an inline function that several objects
+The last matters because the linker keeps one copy of an inline function that several objects
 emit: if it were the one compiled with -mavx512f, an older machine would meet illegal instructions
 in code that has nothing to do with kernels.
 """
@@ -33,6 +34,15 @@ def exported(library):
     return errors, len(found)
 
 
+def backend(library):
+    found = {line.split()[-1] for line in nm("-D", "--defined-only", library)}
+    needed = re.findall(r"Shared library: \[([^]]*)\]", subprocess.run(
+        ["readelf", "-d", library], text=True, stdout=subprocess.PIPE, check=True).stdout)
+    errors = [f"{name}: exported, must not be" for name in sorted(found - {"runmax_cuda_backend"})]
+    errors += [f"{name}: needed, must not be" for name in needed if "cuda" in name]
+    return errors, len(found)
+
+
 def isa(objects):
     errors = []
     count = 0
@@ -57,6 +67,8 @@ def main():
     mode, *paths = sys.argv[1:] or [""]
     if mode == "exported" and len(paths) == 1:
         errors, count = exported(paths[0])
+    elif mode == "backend" and len(paths) == 1:
+        errors, count = backend(paths[0])
     elif mode == "isa" and paths:
         errors, count = isa(paths)
     else:

@@ -57,6 +57,8 @@ if build ci; then
   passed=$((passed + 1))
   tests "tests" ci
   check "exported symbols" .ci/check_symbols.py exported build/ci/src/librunmax.so
+  [ ! -e build/ci/src/librunmax_cuda.so ] ||
+    check "symbols of the CUDA backend" .ci/check_symbols.py backend build/ci/src/librunmax_cuda.so
   check "symbols of ISA objects" .ci/check_symbols.py isa build/ci/src/cpu/CMakeFiles/*/isa/*.o
   lines "consumers" tests/consumer/run build/ci
 else

@@ -6,6 +6,7 @@
 #include "api/last_error.h"
 #include "core/abi.h"
 #include "device/cpu_features.h"
+#include "device/cuda_backend.h"
 #include "device/environment.h"
 #include "registry/kernel_table.h"
 
@@ -172,7 +173,15 @@ int32_t runmax_has_feature(const char* name) noexcept {
   for (const char* feature : kFeatures) {
     if (std::strcmp(feature, name) == 0) return 1;
   }
-  return 0;
+  bool found = false;
+  if (std::strcmp(name, "cuda") == 0) {
+    (void)guarded([&]() -> Status {
+      std::string reason;
+      found = cuda_backend(reason) != nullptr;
+      return Status::ok();
+    });
+  }
+  return found ? 1 : 0;
 }
 
 int32_t runmax_kernel_count(void) noexcept { return static_cast<int32_t>(kernel_table().size()); }

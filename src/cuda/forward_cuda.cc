@@ -10,7 +10,6 @@ namespace runmax::cuda {
 namespace {
 
 constexpr int32_t kKeys = 64;
-constexpr int64_t kBlocksPerMultiprocessor = 2;
 constexpr int64_t kChunk = 4096;
 
 const GenericInstance& instance(const Problem& problem) {
@@ -27,9 +26,8 @@ const GenericInstance& instance(const Problem& problem) {
   }
 }
 
-int64_t resident_blocks(const DeviceInfo& device) {
-  return device.max_threads * kBlocksPerMultiprocessor;
-}
+// One block a multiprocessor: its threads take all the registers.
+int64_t resident_blocks(const DeviceInfo& device) { return device.max_threads; }
 
 // Work items of the grid, at most.
 int64_t max_items(const Problem& problem, const Config& config) {
@@ -61,6 +59,9 @@ Config forward_cuda_configure(const Problem& problem, const DeviceInfo& device, 
   Config config =
       configure_forward(problem, device, ledger, {kernel.rows, kKeys}, resident_blocks(device));
   config.fast_tile_bytes = static_cast<int64_t>(kernel.shared_bytes);
+  if (max_items(problem, config) > resident_blocks(device)) {
+    ledger.book("next", sizeof(unsigned long long));
+  }
   if (problem.kv_len > kChunk) {
     ledger.book("total",
                 static_cast<size_t>(grid_blocks(problem, device, config)) * kernel.total_bytes);
@@ -81,10 +82,15 @@ Status forward_cuda_launch(const Launch& launch) {
   RUNMAX_RETURN_IF_ERROR(begin_forward(launch, p));
   if (max_items(launch.problem, launch.config) == 0) return Status::ok();
   const int64_t blocks = grid_blocks(launch.problem, launch.device.info(), launch.config);
-  RUNMAX_RETURN_IF_ERROR(status_of(instance(launch.problem)
-                                       .launch(p, launch.ledger.take(launch.workspace, "total"),
-                                               static_cast<unsigned>(blocks), stream_of(launch)),
-                                   "forward"));
+  const cudaStream_t stream = stream_of(launch);
+  void* total = launch.ledger.take(launch.workspace, "total");
+  auto* next = launch.ledger.take<unsigned long long>(launch.workspace, "next");
+  if (next != nullptr) {
+    RUNMAX_RETURN_IF_ERROR(status_of(cudaMemsetAsync(next, 0, sizeof *next, stream), "forward"));
+  }
+  const cudaError_t error =
+      instance(launch.problem).launch(p, total, next, static_cast<unsigned>(blocks), stream);
+  RUNMAX_RETURN_IF_ERROR(status_of(error, "forward"));
   return end_forward(launch, p);
 }
 

@@ -14,7 +14,9 @@ struct GenericInstance {
   size_t shared_bytes;
   size_t total_bytes;  // of one block's total, in the workspace
   cudaError_t (*load)();
-  cudaError_t (*launch)(const ForwardParams& p, void* totals, unsigned blocks, cudaStream_t stream);
+  // next: zero, or null if no block takes more than one item.
+  cudaError_t (*launch)(const ForwardParams& p, void* totals, unsigned long long* next,
+                        unsigned blocks, cudaStream_t stream);
 };
 
 // halves: 64-column parts of a V block.

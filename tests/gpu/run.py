@@ -156,10 +156,13 @@ def main():
         sys.exit(f"gpu-test: --shard: is {arguments.shard}, I must be at most N")
     built = arguments.bin / "hash"
     if not built.exists() or built.read_text().strip() != tree_hash():
-        sys.exit(f"gpu-test: {arguments.bin} holds tests of another tree; ./dev gpu-build makes new ones")
+        sys.exit(f"gpu-test: {arguments.bin} is empty, or holds tests of another tree; ./dev gpu-build makes new ones")
 
     started = time.monotonic()
     runner = Runner(arguments.bin.resolve())
+    for binary in SHARED + [ALONE]:
+        if not (arguments.bin / binary).exists():
+            sys.exit(f"gpu-test: {arguments.bin / binary} is missing; ./dev gpu-build makes it")
     gpu = runner.gpu()
     print(f"gpu-test on {gpu}")
     results = run_sanitizers(runner) if arguments.sanitize else run_tests(runner, shard, arguments.jobs)

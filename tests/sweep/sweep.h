@@ -19,6 +19,12 @@ struct Kernel {
 // The rows of the table that this machine can run.
 std::vector<Kernel> kernels_here();
 
+// The last row of an operation takes every valid problem; the others may refuse.
+bool takes_everything(const Kernel& kernel);
+// Does the kernel that a problem string names take it? Fails the running test if one refuses that
+// must not.
+bool takes(const std::string& text);
+
 // Tiles of a kernel for a type, from its plan.
 runmax_plan_info plan_info(const std::string& text);
 

@@ -24,10 +24,11 @@ constexpr GenericInstance generic_instance() {
                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(sizeof(typename Kernel::Shared)));
           },
-          [](const ForwardParams& p, void* totals, unsigned blocks, cudaStream_t stream) {
+          [](const ForwardParams& p, void* totals, unsigned long long* next, unsigned blocks,
+             cudaStream_t stream) {
             constexpr size_t kBytes = sizeof(typename Kernel::Shared);
             forward_generic<Stored, T, kPerThread, kHalves>
-                <<<blocks, kGenericThreads, kBytes, stream>>>(p, static_cast<T*>(totals));
+                <<<blocks, kGenericThreads, kBytes, stream>>>(p, static_cast<T*>(totals), next);
             return cudaGetLastError();
           }};
 }

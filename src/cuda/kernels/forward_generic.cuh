@@ -46,7 +46,8 @@ struct GenericItem {
   int32_t split;
   int32_t storage_rows;  // rows of this tile that exist
   int32_t rows;          // of those, in use
-  int32_t vectors;       // q and k can be loaded four elements at a time
+  bool vectors;          // q and k can be loaded four elements at a time
+  bool v_vectors;        // so can v
   policy::Visibility<int64_t> visibility;
   policy::TileRange<int64_t> tiles;
   policy::DataMask data_mask;
@@ -157,13 +158,18 @@ class GenericForward {
   using Shared = GenericShared<T, kRows, kHalves>;
 
   __device__ __forceinline__ GenericForward(const ForwardParams& params, Shared& shared, T* total)
-      : p(params), sm(shared), total_acc(total), x(threadIdx.x % 16), y(threadIdx.x / 16) {}
+      : p(params),
+        sm(shared),
+        total_acc(total),
+        x(threadIdx.x / 32 % 2 * 8 + threadIdx.x % 8),
+        y(threadIdx.x / 64 * 4 + threadIdx.x % 32 / 8) {}
 
   __device__ __forceinline__ void run_item(int64_t number) {
     __syncthreads();  // the last item is done with shared memory
     if (threadIdx.x == 0) {
       begin_item<kRows, kColumns>(p, number, sm.item);
       sm.item.vectors = vectorised(p.q, p.head_dim) && vectorised(p.k, p.head_dim);
+      sm.item.v_vectors = vectorised(p.v, p.head_dim_v);
     }
     for (int row = threadIdx.x; row < kRows; row += kGenericThreads) sm.total_seen[row] = 0;
     reset();
@@ -257,14 +263,7 @@ class GenericForward {
       sm.row_sum[row] = 0;
       sm.seen[row] = 0;
     }
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) acc[h][i][c] = 0;
-      }
-    }
+    clear(acc);
     __syncthreads();
   }
 
@@ -278,16 +277,21 @@ class GenericForward {
       compute_scores<false>(key_begin, keys);
     }
     __syncthreads();
+    Four<T> values[kLoads];
+    if (sm.item.v_vectors) {
+      fetch_v<true>(key_begin, keys, values);
+    } else {
+      fetch_v<false>(key_begin, keys, values);
+    }
     if (masked) {
       softmax<true>(key_begin, keys);
     } else {
       softmax<false>(key_begin, keys);
     }
     __syncthreads();
-    load_v(key_begin, keys, masked);
+    store_v(masked, values);
     __syncthreads();
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) product(h, masked);
+    product(masked);
     __syncthreads();
   }
 
@@ -428,11 +432,12 @@ class GenericForward {
   template <bool masked>
   __device__ __forceinline__ void softmax(int64_t key_begin, int keys) {
     const int warp = threadIdx.x / 32;
-    const int slot = threadIdx.x % 32 / 4;  // keys {4 slot + n, 32 + 4 slot + n}
+    const int slot = threadIdx.x % 32 / 4;   // keys {4 slot + n, 32 + 4 slot + n}
+    constexpr int kAtOnce = masked ? 1 : 2;  // rows in flight
     uint32_t key_bits = 0;
     policy::Score<T> score = sm.item.score;
     const bool plain = !score.has_softcap && !score.has_bias && !score.has_alibi;
-#pragma unroll 1
+#pragma unroll kAtOnce
     for (int row = warp * (kRows / 8) + threadIdx.x % 4; row < (warp + 1) * (kRows / 8); row += 4) {
       const int64_t q = sm.item.row_begin + row;
       const int64_t diagonal = q + sm.item.s.offset - key_begin;
@@ -541,57 +546,43 @@ class GenericForward {
 
   // ---------------------------------------------------------------------------- product
 
-  __device__ __forceinline__ void load_v(int64_t key_begin, int keys, bool masked) {
-    if (vectorised(p.v, p.head_dim_v)) {
-      load_v<true>(key_begin, keys, masked);
-    } else {
-      load_v<false>(key_begin, keys, masked);
-    }
-  }
+  static constexpr int kGroups = kColumns / 4;  // threads that load one key
+  static constexpr int kKeyStep = kGenericThreads / kGroups;
+  static constexpr int kLoads = kGenericKeys / kKeyStep;
 
-  // Keys that no row sees are zero.
+  // The values are on their way while the softmax runs.
   template <bool kVectors>
-  __device__ __forceinline__ void load_v(int64_t key_begin, int keys, bool masked) {
-    constexpr int kGroups = kColumns / 4;
-    constexpr int kStep = kGenericThreads / kGroups;
-    constexpr int kLoads = kGenericKeys / kStep;
-    constexpr int kAtOnce = 4;
-    const int d = threadIdx.x % kGroups * 4;
+  __device__ __forceinline__ void fetch_v(int64_t key_begin, int keys, Four<T> (&values)[kLoads]) {
     const int first = threadIdx.x / kGroups;
     const Stored* row = static_cast<const Stored*>(p.v.pointer) +
                         policy::kv_row_offset(p.v, sm.item.s, sm.item.kv_head, key_begin + first);
 #pragma unroll
-    for (int begin = 0; begin < kLoads; begin += kAtOnce) {
-      Four<T> values[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const int key = first + (begin + n) * kStep;
-        bool wanted = key < keys;
-        if (masked) {
-          wanted &= ((sm.key_visible[key / 4 % 8] >> (key / 32 * 4 + key % 4)) & 1) != 0;
-        }
-        values[n] = fetch<kVectors>(p.v, row + (begin + n) * kStep * p.v.row, wanted,
-                                    sm.item.v_begin + d, p.head_dim_v);
-      }
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        *reinterpret_cast<Four<T>*>(&sm.v[first + (begin + n) * kStep][d]) = values[n];
-      }
+    for (int n = 0; n < kLoads; ++n) {
+      values[n] = fetch<kVectors>(p.v, row + n * kKeyStep * p.v.row, first + n * kKeyStep < keys,
+                                  sm.item.v_begin + threadIdx.x % kGroups * 4, p.head_dim_v);
     }
   }
 
-  // O = alpha O + P V for 64 columns.
-  __device__ __forceinline__ void product(int h, bool masked) {
-    T sum[kPerThread][4];
+  // Keys that no row sees become zero.
+  __device__ __forceinline__ void store_v(bool masked, const Four<T> (&values)[kLoads]) {
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sum[i][c] = 0;
+    for (int n = 0; n < kLoads; ++n) {
+      const int key = threadIdx.x / kGroups + n * kKeyStep;
+      const bool seen =
+          !masked || ((sm.key_visible[key / 4 % 8] >> (key / 32 * 4 + key % 4)) & 1) != 0;
+      *reinterpret_cast<Four<T>*>(&sm.v[key][threadIdx.x % kGroups * 4]) =
+          seen ? values[n] : Four<T>{};
     }
+  }
+
+  // O = alpha O + P V
+  __device__ __forceinline__ void product(bool masked) {
+    T sum[kHalves][kPerThread][4];
+    clear(sum);
 #pragma unroll 2
     for (int outer = 0; outer < kGenericKeys; outer += 4) {  // one swizzle for four keys
       const T* probs = &sm.probs[outer][generic_probs_place(4 * y, outer)];
-      const T* v = &sm.v[outer][64 * h + 4 * x];
+      const T* v = &sm.v[outer][4 * x];
 #pragma unroll
       for (int inner = 0; inner < 4; ++inner) {
         T a[kPerThread];
@@ -601,50 +592,71 @@ class GenericForward {
 #pragma unroll
           for (int i = 0; i < 4; ++i) a[4 * n + i] = four.x[i];
         }
-        const Four<T> b = *reinterpret_cast<const Four<T>*>(v + inner * kColumns);
 #pragma unroll
-        for (int i = 0; i < kPerThread; ++i) {
+        for (int h = 0; h < kHalves; ++h) {
+          const Four<T> b = *reinterpret_cast<const Four<T>*>(v + inner * kColumns + 64 * h);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) sum[i][c] = fma(a[i], b.x[c], sum[i][c]);
+          for (int i = 0; i < kPerThread; ++i) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) sum[h][i][c] = fma(a[i], b.x[c], sum[h][i][c]);
+          }
         }
       }
     }
-    if (masked) {
-      bool good = true;
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) good &= finite(sum[i][c]);
-      }
-      if (!good) product_of_visible(h, sum);
-    }
+    if (masked && !all_finite(sum)) product_of_visible(sum);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const T alpha = sm.alpha[row_of(i)];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) acc[h][i][c] = fma(acc[h][i][c], alpha, sum[i][c]);
+      for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) acc[h][i][c] = fma(acc[h][i][c], alpha, sum[h][i][c]);
+      }
     }
   }
 
   // The slow path for data with NaN or inf: 0 * inf of an invisible pair must not count.
-  __device__ __forceinline__ void product_of_visible(int h, T (&sum)[kPerThread][4]) const {
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sum[i][c] = 0;
-    }
+  __device__ __forceinline__ void product_of_visible(T (&sum)[kHalves][kPerThread][4]) const {
+    clear(sum);
 #pragma unroll 1
     for (int key = 0; key < kGenericKeys; ++key) {
-      const T* v = &sm.v[key][64 * h + 4 * x];
+      const T* v = &sm.v[key][4 * x];
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) {
         const int row = row_of(i);
         if (((sm.visible[row][key / 4 % 8] >> (key / 32 * 4 + key % 4)) & 1) == 0) continue;
         const T weight = sm.probs[key][generic_probs_place(row, key)];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) sum[i][c] = fma(weight, v[c], sum[i][c]);
+        for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sum[h][i][c] = fma(weight, v[64 * h + c], sum[h][i][c]);
+        }
       }
     }
+  }
+
+  static __device__ __forceinline__ void clear(T (&values)[kHalves][kPerThread][4]) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) values[h][i][c] = 0;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ bool all_finite(const T (&values)[kHalves][kPerThread][4]) {
+    bool all = true;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) all &= finite(values[h][i][c]);
+      }
+    }
+    return all;
   }
 
   // ---------------------------------------------------------------------------- ends
@@ -775,17 +787,29 @@ class GenericForward {
   T acc[kHalves][kPerThread][4];
 };
 
+// Blocks take items one after another: by `next` (zero before the launch) where there are more
+// items than blocks, so that long and short ones even out.
 template <class Stored, class T, int kPerThread, int kHalves>
-__global__ void __launch_bounds__(kGenericThreads, 2)
-    forward_generic(const __grid_constant__ ForwardParams p, T* totals) {
+__global__ void __launch_bounds__(kGenericThreads, 1)
+    forward_generic(const __grid_constant__ ForwardParams p, T* totals, unsigned long long* next) {
   using Kernel = GenericForward<Stored, T, kPerThread, kHalves>;
   extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ int64_t taken;
   constexpr int64_t kTotal = int64_t{Kernel::kRows} * Kernel::kColumns;
   Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(bytes),
                 totals + blockIdx.x * kTotal);
   const int64_t v_blocks = (p.head_dim_v + Kernel::kColumns - 1) / Kernel::kColumns;
   const int64_t items = item_count(p) * v_blocks;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) kernel.run_item(item);
+  for (int64_t item = blockIdx.x; item < items;) {
+    if (next != nullptr) {
+      if (threadIdx.x == 0) taken = static_cast<int64_t>(atomicAdd(next, 1ull));
+      __syncthreads();
+      item = taken;
+      if (item >= items) return;
+    }
+    kernel.run_item(item);
+    if (next == nullptr) item += gridDim.x;
+  }
 }
 
 }  // namespace runmax::cuda
