@@ -26,10 +26,10 @@ uint64_t plain_memory(const runmax_problem& problem, const runmax_args& args);
 bool plain_forward(const runmax_problem& problem, const runmax_args& args,
                    const PlainOptions& options = {});
 
-// The gradients, by the same means: probabilities and the gradients of scores are matrices, computed
-// in F32 and rounded to the type of q where they are multiplied; delta comes from out in its type,
-// as a backward kernel is given it; one rounding of each gradient. Reads neither out nor lse. Values
-// that are not finite spread to neighbours.
+// The gradients, by the same means: probabilities and the gradients of scores are matrices,
+// computed in F32 and rounded to the type of q where they are multiplied; delta comes from out in
+// its type, as a backward kernel is given it; one rounding of each gradient. Reads neither out nor
+// lse. Values that are not finite spread to neighbours.
 uint64_t plain_backward_memory(const runmax_problem& problem, const runmax_args& args);
 bool plain_backward(const runmax_problem& problem, const runmax_args& args,
                     const PlainOptions& options = {});

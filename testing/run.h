@@ -56,8 +56,9 @@ Outcome execute(Case& c, runmax_device* device, bool through_device_memory = fal
 // The forward problem whose out and lse the gradients need.
 runmax_problem forward_of(const runmax_problem& backward);
 
-// Remembers the largest error of a kernel and type. When the process ends, each is printed:
-// "[errors] KERNEL DTYPE RATIO ERROR", the ratio being the share of the gate.
+// Remembers the largest error of a kernel and type. When a process that tests a device of its
+// choice (RUNMAX_TEST_DEVICE) ends, each is printed: "[errors] KERNEL DTYPE RATIO ERROR", the ratio
+// being the share of the gate.
 void note_errors(const std::string& kernel, runmax_dtype dtype, const Comparison& comparison);
 
 // The oracle's answer, forward or merge.

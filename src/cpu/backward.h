@@ -34,6 +34,20 @@ RUNMAX_INLINE void set_zero(T* to, int64_t count) {
 
 // --------------------------------------------------------------------------------- row terms
 
+// A row whose denominator is the sink alone: its out is 0 whatever d_out holds.
+template <class T>
+RUNMAX_INLINE bool only_sink(const BackwardParams& b, const Sequence& s, int64_t head, int64_t row,
+                             T lse) {
+  const ForwardParams& p = b.forward;
+  if (!p.sink.present()) return false;
+  if (load_scalar<T>(p.sink.dtype, p.sink.pointer, head * p.sink.head) != lse) return false;
+  for (int64_t c = 0; c < p.head_dim_v; ++c) {
+    const int64_t at = q_row_offset(p.out, s, head, row) + c * p.out.column;
+    if (load_scalar<T>(p.out.dtype, p.out.pointer, at) != T{0}) return false;
+  }
+  return true;
+}
+
 template <class T>
 RUNMAX_INLINE void run_row_terms(const BackwardParams& b, int64_t item, std::byte*) {
   using Wide = typename Lanes<T>::Wide;
@@ -50,11 +64,13 @@ RUNMAX_INLINE void run_row_terms(const BackwardParams& b, int64_t item, std::byt
         term = load_scalar<T>(b.d_lse.dtype, b.d_lse.pointer,
                               q_row_offset(b.d_lse, s, work.head, row));
       }
-      for (int64_t c = 0; b.d_out.present() && c < p.head_dim_v; ++c) {
-        const int64_t at = q_row_offset(b.d_out, s, work.head, row) + c * b.d_out.column;
-        const int64_t out = q_row_offset(p.out, s, work.head, row) + c * p.out.column;
-        term -= static_cast<Wide>(load_scalar<T>(b.d_out.dtype, b.d_out.pointer, at)) *
-                load_scalar<T>(p.out.dtype, p.out.pointer, out);
+      if (b.d_out.present() && !only_sink(b, s, work.head, row, lse)) {
+        for (int64_t c = 0; c < p.head_dim_v; ++c) {
+          const int64_t at = q_row_offset(b.d_out, s, work.head, row) + c * b.d_out.column;
+          const int64_t out = q_row_offset(p.out, s, work.head, row) + c * p.out.column;
+          term -= static_cast<Wide>(load_scalar<T>(b.d_out.dtype, b.d_out.pointer, at)) *
+                  load_scalar<T>(p.out.dtype, p.out.pointer, out);
+        }
       }
     }
     const int64_t token = (p.packed ? s.q_start : s.batch * p.q_len) + row;

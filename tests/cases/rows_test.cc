@@ -250,6 +250,23 @@ TEST(B13_nan_honesty, an_infinite_score_is_not_hidden) {
   });
 }
 
+TEST(B13_nan_honesty, scores_of_minus_infinity_weigh_nothing_while_others_are_finite) {
+  for (const char* how : {"", "seqused_kv=300", "sink"}) {
+    for_each_path({}, [&](const std::string& path) {
+      // Whole tiles of visible keys at -inf, before and after the finite ones.
+      Case c(path + "q_len=3 kv_len=300 head_dim=4 fill=ones " + how);
+      if (c.has("sink")) c.fill("sink", -kInf);
+      c.fill("k", [](const int64_t* i) {
+        return i[3] != 0 ? 0 : i[2] >= 140 && i[2] < 144 ? 1 : -kInf;
+      });
+      fill_tokens(c, "v", [](int64_t j) { return j >= 140 && j < 144 ? j - 138.0 : 50.0; });
+      run_and_check(c);
+      expect_out(c, [](auto...) { return 3.5; });
+      expect_lse(c, [](auto...) { return std::log(4) + 0.5; });
+    });
+  }
+}
+
 TEST(B73_small_weights, keep_numerator_and_denominator_together) {
   for (int variant = 0; variant < 3; ++variant) {
     for_each_path({.dtypes = kAllTypes, .splits = {0, 3}}, [&](const std::string& path) {

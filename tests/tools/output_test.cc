@@ -88,7 +88,7 @@ TEST(Output, SignalWhileWritingLeavesNothing) {
     bool seen = false;
     CommandSetup setup;
     setup.while_running = [&](int pid) {
-      for (int i = 0; i < 60000 && !seen; ++i) {
+      for (int i = 0; i < 20000 && !seen; ++i) {
         seen = has_temporary(folder);
         if (!seen) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

@@ -1,3 +1,3 @@
 #define RUNMAX_CPU_ISA avx2
-#include "cpu/isa/forward_isa.h"
 #include "cpu/isa/backward_isa.h"
+#include "cpu/isa/forward_isa.h"

@@ -118,11 +118,12 @@ __device__ __noinline__ void recompute_rows(const ForwardParams& p, const Sequen
   const int64_t warps = blockDim.x / 32;
   for (int64_t q = row_begin + threadIdx.x / 32; q < row_end; q += warps) {
     const auto row = exact_row<Element, kMaxColumns>(p, s, head, q, kv_begin, kv_end);
+    const double keep_scale = p.dropout.active ? p.dropout.keep_scale : 1.0;
     if (p.num_splits > 1) {
       float* to = partial_row<float>(p, s, head, q, split);
       for (int i = 0; i < kMaxColumns / 32; ++i) {
         const int64_t column = lane + 32 * i;
-        if (column < p.head_dim_v) to[column] = static_cast<float>(row.acc[i]);
+        if (column < p.head_dim_v) to[column] = static_cast<float>(row.acc[i] * keep_scale);
       }
       float* extra = to + partial_columns<float>(p.head_dim_v);
       if (lane == 0) {
@@ -136,8 +137,7 @@ __device__ __noinline__ void recompute_rows(const ForwardParams& p, const Sequen
     const double sink =
         has_sink ? load_scalar<double>(p.sink.dtype, p.sink.pointer, head * p.sink.head) : 0.0;
     const auto end = finish_row<double>(row.max, row.sum, row.seen, has_sink, sink);
-    double scale = end.out_scale;
-    if (p.dropout.active) scale *= p.dropout.keep_scale;
+    const double scale = end.out_scale * keep_scale;
     const int64_t to = policy::q_row_offset(p.out, s, head, q);
     for (int i = 0; i < kMaxColumns / 32; ++i) {
       const int64_t column = lane + 32 * i;

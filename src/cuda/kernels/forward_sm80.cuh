@@ -844,6 +844,10 @@ class ForwardBlock {
     const auto partial = [&](int row) {
       return partial_row<float>(p, late_.s, late_.head, late_.row_begin + row, late_.split);
     };
+    float keep_scale = 1.0f;  // what merges the parts knows nothing of dropout
+    if constexpr (Config::kFeatures) {
+      if (dropout.active) keep_scale = static_cast<float>(p.dropout.keep_scale);
+    }
 #pragma unroll
     for (int m = 0; m < kOutMTiles; ++m) {
 #pragma unroll
@@ -856,7 +860,7 @@ class ForwardBlock {
         for (int d = 0; d < kDTiles; ++d) {
           if (8 * d + column < p.head_dim_v) {
             *reinterpret_cast<float2*>(to + 8 * d + column) =
-                make_float2(out[m][d][2 * h], out[m][d][2 * h + 1]);
+                make_float2(out[m][d][2 * h] * keep_scale, out[m][d][2 * h + 1] * keep_scale);
           }
         }
       }
@@ -895,18 +899,21 @@ class ForwardBlock {
           p, late_.head, natural() ? reference : reference * 0.69314718055994530942, sum, seen);
     }
     if (!seen) return {0.0f, kMinusInfinity<float>, 0.0f};
-    // lse = top + rest + log(sum), with what the roundings lose.
-    const float top = natural_reference(m, h);
-    const float rest =
-        natural() ? 0.0f : __fmaf_rn(reference, kLn2Rest, __fmaf_rn(reference, kLn2, -top));
-    const float log_sum = logf(sum);
-    const float total = __fadd_rn(top, log_sum);
-    const float added = __fsub_rn(total, top);
+    // lse = top + log(sum) with what the roundings lose; in units of log 2 where the reference is,
+    // so that a sum which is a power of two gives the exact result.
+    const float log_sum = natural() ? logf(sum) : log2f(sum);
+    const float total = __fadd_rn(reference, log_sum);
+    const float added = __fsub_rn(total, reference);
     const float lost =
-        __fadd_rn(__fsub_rn(top, __fsub_rn(total, added)), __fsub_rn(log_sum, added));
-    const float low = __fadd_rn(lost, rest);
-    const float lse = __fadd_rn(total, low);
-    return {__frcp_rn(sum), lse, __fadd_rn(__fsub_rn(total, lse), low)};
+        __fadd_rn(__fsub_rn(reference, __fsub_rn(total, added)), __fsub_rn(log_sum, added));
+    float high = total;
+    float low = lost;
+    if (!natural()) {
+      high = __fmul_rn(total, kLn2);
+      low = __fmaf_rn(lost, kLn2, __fmaf_rn(total, kLn2Rest, __fmaf_rn(total, kLn2, -high)));
+    }
+    const float lse = __fadd_rn(high, low);
+    return {__frcp_rn(sum), lse, __fadd_rn(__fsub_rn(high, lse), low)};
   }
 
   __device__ __forceinline__ void store_statistic(const Operand& to, int row, float x) const {
