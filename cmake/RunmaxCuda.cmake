@@ -2,7 +2,11 @@
 #
 # Nothing else of the project depends on it: librunmax looks for librunmax_cuda.so at run time.
 
-set(RUNMAX_CUDA AUTO CACHE STRING "The CUDA backend: AUTO (if nvcc is found), ON or OFF")
+set(default OFF)  # minutes of nvcc are not what a project that adds this one expects
+if(PROJECT_IS_TOP_LEVEL)
+  set(default AUTO)
+endif()
+set(RUNMAX_CUDA ${default} CACHE STRING "The CUDA backend: AUTO (if nvcc is found), ON or OFF")
 set(RUNMAX_CUDA_ARCHITECTURES "80;90a" CACHE STRING
   "GPUs to generate code for, as nvcc names them (80;90a); an entry 80+PTX adds portable code too")
 
