@@ -33,6 +33,8 @@ class Chunk {
         begin_(begin),
         rows_(end - begin),
         keys_(whole.kv_used(b)),
+        q_start_(whole.q_start(b)),
+        kv_start_(whole.kv_start(b)),
         alone_(spec(form)) {
     for (const Operand& operand : operands()) {
       const std::string name = operand.name;
@@ -117,7 +119,7 @@ class Chunk {
     const bool q_side = name == "q" || name == "out" || name == "lse" || name == "segment_ids_q";
     const int64_t first = q_side ? begin_ : 0;
     const int64_t count = q_side ? rows_ : keys_;
-    const int64_t start = q_side ? whole_.q_start(b_) : whole_.kv_start(b_);
+    const int64_t start = q_side ? q_start_ : kv_start_;
     if (name == "q" || name == "k" || name == "v" || name == "out") {
       const int64_t token = small_packed ? i[0] : i[2];
       const int64_t channel = small_packed ? i[2] : i[3];
@@ -174,7 +176,7 @@ class Chunk {
   }
 
   const Case& whole_;
-  int64_t b_, begin_, rows_, keys_;
+  int64_t b_, begin_, rows_, keys_, q_start_, kv_start_;
   Case alone_;
 };
 
