@@ -168,14 +168,15 @@ void Softmax<Real>::compute(const Row& row, const std::vector<Real>& q, const st
   // log(1 + total_excess); where errors are large, without the cap that keeps that sum a number.
   lse_error = std::log1p(total_excess);
   if (total_excess < 1) return;
+  // A score of -inf weighs nothing, whatever its error.
+  const auto raised_weight = [&](size_t n) {
+    return std::isinf(score[n]) ? -std::numeric_limits<double>::infinity()
+                                : static_cast<double>(score[n] - lse) + roundoff * error[n];
+  };
   double top = static_cast<double>(sink - lse) + roundoff * sink_error;
-  for (size_t n = 0; n < keys.size(); ++n) {
-    top = std::max(top, static_cast<double>(score[n] - lse) + roundoff * error[n]);
-  }
+  for (size_t n = 0; n < keys.size(); ++n) top = std::max(top, raised_weight(n));
   double raised = std::exp(static_cast<double>(sink - lse) + roundoff * sink_error - top);
-  for (size_t n = 0; n < keys.size(); ++n) {
-    raised += std::exp(static_cast<double>(score[n] - lse) + roundoff * error[n] - top);
-  }
+  for (size_t n = 0; n < keys.size(); ++n) raised += std::exp(raised_weight(n) - top);
   lse_error = top + std::log(raised);
 }
 
